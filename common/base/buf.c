@@ -1,0 +1,109 @@
+/* Growable bytes; see buf.h. */
+#include "common/base/buf.h"
+#include "common/base/assert.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define DEFAULT_MAX ((size_t)64 << 20)
+
+void dmk_buf_init(struct dmk_buf *buf, size_t max_len)
+{
+    *buf = (struct dmk_buf){.max_len = max_len};
+}
+
+void dmk_buf_fini(struct dmk_buf *buf)
+{
+    free(buf->data);
+    *buf = (struct dmk_buf){.max_len = buf->max_len};
+}
+
+void dmk_buf_reset(struct dmk_buf *buf)
+{
+    buf->len = 0;
+    buf->failed = false;
+    if (buf->data) {
+        buf->data[0] = 0;
+    }
+}
+
+/* Room for extra more bytes and the NUL. */
+static bool reserve(struct dmk_buf *buf, size_t extra)
+{
+    const size_t max = buf->max_len ? buf->max_len : DEFAULT_MAX;
+    size_t cap = buf->cap ? buf->cap : 256;
+    char *data;
+
+    if (buf->failed || extra > max || buf->len > max - extra) {
+        buf->failed = true;
+        return false;
+    }
+    if (buf->len + extra + 1 <= buf->cap) {
+        return true;
+    }
+    while (cap < buf->len + extra + 1) {
+        cap *= 2;
+    }
+    data = realloc(buf->data, cap);
+    if (!data) {
+        buf->failed = true;
+        return false;
+    }
+    buf->data = data;
+    buf->cap = cap;
+    return true;
+}
+
+void dmk_buf_append(struct dmk_buf *buf, const void *data, size_t len)
+{
+    if (len == 0 || !reserve(buf, len)) {
+        return;
+    }
+    memcpy(buf->data + buf->len, data, len);
+    buf->len += len;
+    buf->data[buf->len] = 0;
+}
+
+void dmk_buf_append_str(struct dmk_buf *buf, struct dmk_str text)
+{
+    dmk_buf_append(buf, text.data, text.len);
+}
+
+void dmk_buf_puts(struct dmk_buf *buf, const char *text)
+{
+    dmk_buf_append(buf, text, strlen(text));
+}
+
+void dmk_buf_putc(struct dmk_buf *buf, char c)
+{
+    dmk_buf_append(buf, &c, 1);
+}
+
+void dmk_buf_printf(struct dmk_buf *buf, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n < 0 || !reserve(buf, (size_t)n)) {
+        buf->failed = true;
+        return;
+    }
+    va_start(ap, fmt);
+    (void)vsnprintf(buf->data + buf->len, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    buf->len += (size_t)n;
+}
+
+void dmk_buf_consume(struct dmk_buf *buf, size_t n)
+{
+    dmk_assert(n <= buf->len);
+    if (n == 0) {
+        return;
+    }
+    memmove(buf->data, buf->data + n, buf->len - n);
+    buf->len -= n;
+    buf->data[buf->len] = 0;
+}

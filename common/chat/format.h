@@ -1,0 +1,62 @@
+/* Chat formats: conversation to token ids, token ids to events.
+ *
+ * A format never sees a request body and a dialect never sees a token: N formats + M dialects, not N x M.
+ * Formats are const structs in one static array (registry.c). A parser is fed one id at a time; feeding
+ * any cut of the same ids gives the same events, and deltas joined equal the whole. It never fails: model
+ * output that breaks the format is repaired and counted. */
+#pragma once
+
+#include "common/base/error.h"
+#include "common/chat/conv.h"
+#include "common/chat/event.h"
+#include "common/text/tokenizer.h"
+
+struct dmk_format_options {
+    bool recipient_in_channel; /* foreign tool calls: channel part instead of role part of the header */
+    bool library_schema_text;  /* multi-line descriptions as openai-harmony 0.0.8 prints them */
+    bool library_drop_rule;    /* which old analysis is dropped: the library's rule instead of ours */
+};
+
+enum dmk_parse_end {
+    DMK_PARSE_STOP,       /* finished by itself */
+    DMK_PARSE_TOOL_CALLS, /* at least one call was finished */
+};
+
+struct dmk_parser; /* opaque, owned by the format */
+
+struct dmk_parser_conf {
+    const struct dmk_vocab *vocab;
+    /* Names declared as tools (a bare recipient is a call only when declared); copied. */
+    const struct dmk_str *tool_names;
+    size_t n_tool_names;
+    bool tools_allowed; /* false: no tools or tool_choice "none": calls go into the content */
+    uint64_t call_id_seed; /* ids of calls are a function of (seed, call index) */
+    dmk_event_fn on_event;
+    void *ud;
+};
+
+struct dmk_parse_result {
+    enum dmk_parse_end end;
+    uint32_t n_calls;
+    uint32_t n_reasoning_tokens; /* tokens inside analysis messages, headers included */
+    uint32_t n_recovered;        /* repairs made */
+};
+
+struct dmk_format {
+    const char *name;
+    /* Appends the prompt, the generation prefix included. */
+    int (*render)(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                  const struct dmk_conv_view *conv, const struct dmk_format_options *options,
+                  struct dmk_ids *ids, struct dmk_error *reterr);
+    /* Ids that end generation. */
+    const uint32_t *stop_ids;
+    size_t n_stop_ids;
+    struct dmk_parser *(*parser_new)(const struct dmk_parser_conf *conf);
+    void (*parser_push)(struct dmk_parser *parser, uint32_t id);
+    /* Ends the output (stop, length or cut); flushes what was held back. */
+    void (*parser_end)(struct dmk_parser *parser, struct dmk_parse_result *ret_result);
+    void (*parser_free)(struct dmk_parser **parser);
+};
+
+/* "harmony": the model's chat format. "plain": ids are text, nothing is structure (completions). */
+const struct dmk_format *dmk_format_find(const char *name);

@@ -1,0 +1,90 @@
+/* The engine: a loaded model and its page memory, and one function that runs a step.
+ *
+ * A step is a list of sequences, each with some new tokens; prefill chunks and decode tokens are the
+ * same thing and mix freely. The engine hides ranks (threads of this process, each with its shard of
+ * heads, experts and page memory), backends and kernels. It knows no requests, no text and no sampling.
+ *
+ * Results depend on a sequence's own tokens only: not on the other sequences of the step, the cut into
+ * chunks, the pages used, nor the number of ranks (bit for bit).
+ *
+ * dmk_engine_step blocks and is called by one thread, the worker's engine thread. */
+#pragma once
+
+#include <stdatomic.h>
+#include "common/kv/layout.h"
+#include "common/shape/shape.h"
+
+struct dmk_engine;
+
+struct dmk_engine_conf {
+    const char *model_dir;
+    const char *backend;      /* "cpu", "ref" (plain kernels), "cuda" */
+    struct dmk_layout layout; /* ranks = tp * dp */
+    bool prefill;             /* no LM head is loaded and no logits are to be had */
+    uint32_t n_threads;       /* over all ranks; 0 = one a core */
+    uint32_t n_full_pages;
+    uint32_t n_window_pages;
+    uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step */
+    uint32_t max_step_seqs;
+    uint32_t max_logit_rows;
+    void (*on_progress)(void *ud, uint64_t done_bytes, uint64_t total_bytes); /* while loading; may be NULL */
+    void *ud;
+};
+
+enum dmk_logits { DMK_LOGITS_NONE, DMK_LOGITS_LAST, DMK_LOGITS_ALL };
+
+/* One sequence's part of a step: tokens at positions [pos, pos + n_tokens). */
+struct dmk_step_seq {
+    const uint32_t *ids; /* [n_tokens] */
+    uint32_t n_tokens;
+    uint32_t pos;
+    const uint32_t *full_pages; /* [pages_for(pos + n_tokens)] page ids of the full pool */
+    uint32_t ring[DMK_WINDOW_RING_MAX]; /* window page of each ring slot */
+    uint32_t n_ring;                    /* 3, or 4 with speculation */
+    enum dmk_logits logits;
+    uint32_t dp; /* group that holds the sequence; 0 when dp = 1 */
+};
+
+/* Page copies done in order before anything else of the step (forks of a shared, half-filled page). */
+struct dmk_page_copy {
+    bool window;
+    uint32_t src, dst;
+    uint32_t dp;
+};
+
+struct dmk_step {
+    const struct dmk_step_seq *seqs;
+    uint32_t n_seqs;
+    const struct dmk_page_copy *copies;
+    uint32_t n_copies;
+    /* After each layer, on the calling thread, when all ranks have written that layer's K and V of this
+     * step. May be NULL. */
+    void (*on_layer)(void *ud, uint32_t layer);
+    void *ud;
+    const atomic_bool *cancel; /* looked at before each layer; may be NULL */
+    /* [rows][vocab] fp32, rows in the order of seqs (and of tokens for DMK_LOGITS_ALL). */
+    float *logits;
+};
+
+/* reterr names file, tensor and cause, or the option that is out of bounds. */
+int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
+                    struct dmk_error *reterr);
+void dmk_engine_close(struct dmk_engine **engine);
+
+/* 0; -DMK_ECANCELLED when cancel was seen (pages of this step are then undefined);
+ * -DMK_EDEVICE when the device failed. Bounds of the step are the caller's promise (asserted). */
+int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step);
+
+const struct dmk_shape *dmk_engine_shape(const struct dmk_engine *engine);
+uint32_t dmk_engine_n_ranks(const struct dmk_engine *engine);
+
+/* A rank's page memory: fixed for the engine's life, registered with the transport. */
+const struct dmk_kv_mem *dmk_engine_kv(const struct dmk_engine *engine, uint32_t rank);
+
+/* What two workers must share for pages to be exchanged: weight format, activation format, kernel
+ * generation and backend, e.g. "mxfp4-bf16-k1-cpu". */
+const char *dmk_engine_numerics(const struct dmk_engine *engine);
+
+/* Hash over the dimensions and a sample of the weights: two workers with equal ids serve one model. */
+struct dmk_id128;
+void dmk_engine_model_id(const struct dmk_engine *engine, struct dmk_id128 *ret_id);

@@ -1,0 +1,87 @@
+/* RPC: long-lived bidirectional streams and server-streaming or unary calls over gRPC, as plain structs
+ * and callbacks on the loop. The only home of <grpc/...>: no gRPC type is visible here, messages are
+ * bytes. One thread drains gRPC's completion queue into the loop's mailbox.
+ *
+ * A stream's life: (server) on_open, on_message*, on_closed; (client) on_message*, on_closed. After
+ * on_closed nothing more is called and the stream is gone. Sends queue up to a bound. */
+#pragma once
+
+#include "common/base/error.h"
+#include "common/base/span.h"
+#include "common/loop/loop.h"
+
+struct dmk_rpc;         /* gRPC for this process and loop */
+struct dmk_rpc_server;
+struct dmk_rpc_channel; /* to one target; reconnects by itself */
+struct dmk_rpc_stream;
+
+/* Values as in gRPC. */
+enum dmk_rpc_code {
+    DMK_RPC_OK = 0,
+    DMK_RPC_CANCELLED = 1,
+    DMK_RPC_UNKNOWN = 2,
+    DMK_RPC_INVALID_ARGUMENT = 3,
+    DMK_RPC_DEADLINE_EXCEEDED = 4,
+    DMK_RPC_NOT_FOUND = 5,
+    DMK_RPC_PERMISSION_DENIED = 7,
+    DMK_RPC_RESOURCE_EXHAUSTED = 8,
+    DMK_RPC_FAILED_PRECONDITION = 9,
+    DMK_RPC_ABORTED = 10,
+    DMK_RPC_UNIMPLEMENTED = 12,
+    DMK_RPC_INTERNAL = 13,
+    DMK_RPC_UNAVAILABLE = 14,
+    DMK_RPC_UNAUTHENTICATED = 16,
+};
+
+int dmk_rpc_new(struct dmk_loop *loop, struct dmk_rpc **ret, struct dmk_error *reterr);
+/* Shuts everything down and waits for gRPC (bounded). */
+void dmk_rpc_free(struct dmk_rpc **rpc);
+
+struct dmk_rpc_stream_events {
+    void (*on_message)(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes message);
+    /* The peer sends no more (half-close). NULL = ignore. */
+    void (*on_end)(void *ud, struct dmk_rpc_stream *stream);
+    void (*on_closed)(void *ud, struct dmk_rpc_stream *stream, enum dmk_rpc_code code, const char *text);
+    void *ud;
+};
+
+/* A method of a server. on_open returns the callbacks for this stream. */
+struct dmk_rpc_method {
+    const char *path; /* "/damask.v1.Worker/Connect" */
+    void (*on_open)(void *ud, struct dmk_rpc_stream *stream, struct dmk_rpc_stream_events *ret_events);
+    void *ud;
+};
+
+struct dmk_rpc_server_conf {
+    const char *listen; /* "0.0.0.0:9000", "unix:/path" */
+    const struct dmk_rpc_method *methods;
+    size_t n_methods;
+    size_t max_message_bytes;
+    uint32_t max_streams; /* calls open at a time; beyond it RESOURCE_EXHAUSTED */
+};
+
+int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *conf,
+                       struct dmk_rpc_server **ret, struct dmk_error *reterr);
+uint16_t dmk_rpc_server_port(const struct dmk_rpc_server *server);
+/* grpc.health.v1 is served by every server: "" and each service name. */
+void dmk_rpc_server_set_serving(struct dmk_rpc_server *server, bool serving);
+void dmk_rpc_server_free(struct dmk_rpc_server **server);
+
+/* local: a connection of its own even when another channel has the same target. */
+struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *target);
+void dmk_rpc_channel_free(struct dmk_rpc_channel **channel);
+/* deadline_ms 0 = none. on_closed comes also when the connection can not be made. */
+struct dmk_rpc_stream *dmk_rpc_call(struct dmk_rpc_channel *channel, const char *path,
+                                    uint32_t deadline_ms,
+                                    const struct dmk_rpc_stream_events *events);
+
+/* Copies the bytes. 0; -DMK_EPEER when closed; -DMK_EFULL beyond max_queue_bytes (stream is then
+ * cancelled: a peer that does not read is gone). Sends of one loop turn go out together. */
+int dmk_rpc_send(struct dmk_rpc_stream *stream, struct dmk_bytes message);
+size_t dmk_rpc_queued_bytes(const struct dmk_rpc_stream *stream);
+/* Server: end with a status, after what is queued. Client: half-close. */
+void dmk_rpc_finish(struct dmk_rpc_stream *stream, enum dmk_rpc_code code, const char *text);
+void dmk_rpc_cancel(struct dmk_rpc_stream *stream);
+/* Request metadata of a server stream; NULL when absent. */
+const char *dmk_rpc_metadata(const struct dmk_rpc_stream *stream, const char *key);
+const char *dmk_rpc_peer(const struct dmk_rpc_stream *stream);

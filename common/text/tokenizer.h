@@ -1,0 +1,63 @@
+/* o200k_harmony: text to token ids and back.
+ *
+ * A byte-level BPE over the o200k_base ranks with Harmony's special tokens; equal to tiktoken's
+ * o200k_harmony. A vocabulary is immutable after open and may be used by any number of threads; each
+ * thread brings its own scratch. */
+#pragma once
+
+#include "common/base/error.h"
+#include "common/base/span.h"
+
+#define DMK_TOKEN_START_OF_TEXT 199998u
+#define DMK_TOKEN_END_OF_TEXT   199999u
+#define DMK_TOKEN_RETURN        200002u
+#define DMK_TOKEN_CONSTRAIN     200003u
+#define DMK_TOKEN_CHANNEL       200005u
+#define DMK_TOKEN_START         200006u
+#define DMK_TOKEN_END           200007u
+#define DMK_TOKEN_MESSAGE       200008u
+#define DMK_TOKEN_CALL          200012u
+#define DMK_TOKEN_FIRST_SPECIAL 199998u
+#define DMK_VOCAB_SIZE          201088u
+
+struct dmk_vocab;
+
+/* A growable list of ids with a hard cap; appends past the cap set failed. */
+struct dmk_ids {
+    uint32_t *data;
+    size_t len, cap;
+    size_t max_len; /* bound; 0 = 2^24 */
+    bool failed;
+};
+
+void dmk_ids_init(struct dmk_ids *ids, size_t max_len);
+void dmk_ids_fini(struct dmk_ids *ids);
+void dmk_ids_push(struct dmk_ids *ids, uint32_t id);
+void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n);
+
+/* Reads o200k_base.tiktoken (checked against its SHA-256), or a tokenizer.json of a checkpoint. path may
+ * be a file, or a folder that holds either. */
+int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *reterr);
+void dmk_vocab_close(struct dmk_vocab **vocab);
+
+/* Working memory of one thread; grows to the largest piece seen. */
+struct dmk_bpe_scratch;
+struct dmk_bpe_scratch *dmk_bpe_scratch_new(void);
+void dmk_bpe_scratch_free(struct dmk_bpe_scratch **scratch);
+
+/* Ordinary encoding: spellings of special tokens are plain text (the injection barrier). Invalid UTF-8
+ * becomes U+FFFD, one for each maximal invalid part. Appends to ids; check ids->failed. */
+void dmk_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch, struct dmk_str text,
+                struct dmk_ids *ids);
+
+/* The same, but spellings of special tokens become their ids. For tools and tests. */
+void dmk_encode_with_specials(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                              struct dmk_str text, struct dmk_ids *ids);
+
+/* The bytes of a token; specials give their spelling. An empty view for ids outside the vocabulary. */
+struct dmk_bytes dmk_token_bytes(const struct dmk_vocab *vocab, uint32_t id);
+
+static inline bool dmk_token_is_special(uint32_t id)
+{
+    return id >= DMK_TOKEN_FIRST_SPECIAL;
+}

@@ -1,0 +1,47 @@
+/* A ticket: D's answer to a reservation, opaque to the router, read by P.
+ *
+ * It names everything P needs to write pages: who D is, where it listens, the memory of each of its
+ * ranks, the page ids, and what the pages must look like. Wire form: versioned, little-endian, with a
+ * checksum; every field is checked on reading. */
+#pragma once
+
+#include "common/base/buf.h"
+#include "common/kv/layout.h"
+#include "common/xfer/xfer.h"
+
+#define DMK_TICKET_MAX_RANKS  8
+#define DMK_TICKET_MAX_PAGES  2048 /* full pages: 131072 tokens */
+#define DMK_NUMERICS_MAX      64
+#define DMK_TICKET_MAX_BYTES  32768
+
+struct dmk_ticket_rank {
+    uint32_t kv_head_first, n_kv_heads;
+    uint32_t n_full_pages, n_window_pages; /* pool sizes: strides of the regions */
+    uint64_t full_base, window_base;       /* remote addresses */
+    uint8_t full_key[DMK_XFER_KEY_MAX], window_key[DMK_XFER_KEY_MAX];
+    size_t full_key_len, window_key_len;
+};
+
+struct dmk_ticket {
+    uint64_t d_incarnation;
+    struct dmk_id128 cookie;
+    uint64_t generation;
+    uint64_t expires_unix_ms; /* for people; D's own clock decides */
+    struct dmk_id128 model_id;
+    char numerics[DMK_NUMERICS_MAX];
+    uint32_t n_full_layers, n_window_layers, n_kv_heads, page_tokens, page_bytes;
+    uint8_t address[DMK_XFER_ADDRESS_MAX];
+    size_t address_len;
+    uint32_t have;     /* positions [0, have) are already at D, a multiple of 64 */
+    uint32_t n_tokens; /* P computes KV up to here: [0, n_tokens) = prompt less its last token */
+    uint32_t n_pages;  /* full pages from block have/64 on: pages_for(n_tokens) - have/64 */
+    uint32_t pages[DMK_TICKET_MAX_PAGES];
+    uint32_t ring[DMK_WINDOW_RING_MAX];
+    uint32_t n_ring;
+    uint64_t bytes_expected;
+    uint32_t n_ranks;
+    struct dmk_ticket_rank ranks[DMK_TICKET_MAX_RANKS];
+};
+
+void dmk_ticket_encode(const struct dmk_ticket *ticket, struct dmk_buf *out);
+int dmk_ticket_decode(struct dmk_bytes blob, struct dmk_ticket *ret_ticket, struct dmk_error *reterr);
