@@ -1,14 +1,16 @@
-/* The dimensions of a gpt-oss model, and which part of it a rank owns. Pure arithmetic: no files, no
- * memory. Everything that needs a size takes it from here, so another checkpoint is another struct. */
+/* The dimensions of a gpt-oss model, and which part of it a rank owns. Pure arithmetic: no files,
+ * no memory. Everything that needs a size takes it from here, so another checkpoint is another
+ * struct. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 #include "common/base/error.h"
 
-#define DMK_HEAD_DIM     64 /* of queries, keys and values; the page format depends on it */
-#define DMK_REDUCE_LEAVES 8 /* leaves of the fixed reduction tree: KV-head groups and expert groups */
-#define DMK_MAX_EOS      8
+#define DMK_HEAD_DIM 64 /* of queries, keys and values; the page format depends on it */
+#define DMK_REDUCE_LEAVES                                                                          \
+    8 /* leaves of the fixed reduction tree: KV-head groups and expert groups */
+#define DMK_MAX_EOS 8
 
 struct dmk_shape {
     uint32_t n_layers;
@@ -19,7 +21,7 @@ struct dmk_shape {
     uint32_t experts_per_token; /* 4 */
     uint32_t intermediate;      /* I, a multiple of 32 */
     uint32_t vocab;
-    uint32_t window;            /* keys that a sliding layer sees, the query's own included: 128 */
+    uint32_t window; /* keys that a sliding layer sees, the query's own included: 128 */
     uint32_t max_positions;
     float norm_eps;
     float swiglu_alpha; /* 1.702 */
@@ -60,7 +62,8 @@ int dmk_shape_preset(const char *name, struct dmk_shape *ret_shape, struct dmk_e
 /* Refuses every dimension that the kernels or the page format can not serve, by name and value. */
 int dmk_shape_check(const struct dmk_shape *shape, struct dmk_error *reterr);
 
-/* How a pool is cut. ep = tp x dp; legal: tp and dp powers of two, ep <= 8, tp | n_kv_heads, 8 | E. */
+/* How a pool is cut. ep = tp x dp; legal: tp and dp powers of two, ep <= 8, tp | n_kv_heads, 8 | E.
+ */
 struct dmk_layout {
     uint32_t tp; /* ranks that share one sequence's attention heads */
     uint32_t dp; /* groups that hold different sequences */
@@ -73,7 +76,7 @@ int dmk_layout_check(const struct dmk_shape *shape, struct dmk_layout layout, bo
 struct dmk_shard {
     uint32_t kv_head_first, n_kv_heads; /* and the query heads of these groups */
     uint32_t expert_first, n_experts;   /* whole experts, by id */
-    uint32_t vocab_first, n_vocab;      /* rows of the LM head */
+    uint32_t vocab_first, n_vocab;      /* rows of the LM head, in blocks of 1571; cut by tp only */
 };
 
 struct dmk_shard dmk_layout_shard(const struct dmk_shape *shape, struct dmk_layout layout,
