@@ -64,6 +64,25 @@ static inline uint32_t dmk_kv_pages_for(uint64_t n_tokens)
     return (uint32_t)((n_tokens + DMK_PAGE_TOKENS - 1) / DMK_PAGE_TOKENS);
 }
 
+/* Blocks of the window that a query at position n_tokens looks back on, its own position not counted:
+ * those of positions [n_tokens - 127, n_tokens). At most three; only these are ever transferred. Returns
+ * their number, *ret_first is the first one's block index. */
+static inline uint32_t dmk_kv_window_blocks(uint32_t n_tokens, uint32_t *ret_first)
+{
+    const uint32_t first = (n_tokens > 127 ? n_tokens - 127 : 0) / DMK_PAGE_TOKENS;
+
+    *ret_first = first;
+    return n_tokens == 0 ? 0 : (n_tokens - 1) / DMK_PAGE_TOKENS - first + 1;
+}
+
+/* A page's content is copied, in all layers of its pool, from src to dst: half-filled pages of a fork,
+ * window pages that a cached snapshot shares and a chunk both reads and replaces. */
+struct dmk_page_copy {
+    bool window;
+    uint32_t src, dst;
+    uint32_t dp;
+};
+
 /* A rank's page memory; full and window may be device memory, so they are addresses to hand on. */
 struct dmk_kv_mem {
     struct dmk_kv_layout layout;

@@ -45,16 +45,10 @@ struct dmk_step_seq {
     uint32_t dp; /* group that holds the sequence; 0 when dp = 1 */
 };
 
-/* Page copies done in order before anything else of the step (forks of a shared, half-filled page). */
-struct dmk_page_copy {
-    bool window;
-    uint32_t src, dst;
-    uint32_t dp;
-};
-
 struct dmk_step {
     const struct dmk_step_seq *seqs;
     uint32_t n_seqs;
+    /* Done in order before anything else of the step (kv/layout.h). */
     const struct dmk_page_copy *copies;
     uint32_t n_copies;
     /* After each layer, on the calling thread, when all ranks have written that layer's K and V of this
