@@ -33,7 +33,9 @@ struct dmk_engine_conf {
 
 enum dmk_logits { DMK_LOGITS_NONE, DMK_LOGITS_LAST, DMK_LOGITS_ALL };
 
-/* One sequence's part of a step: tokens at positions [pos, pos + n_tokens). */
+/* One sequence's part of a step: tokens at positions [pos, pos + n_tokens). A chunk may be longer than the
+ * ring: sliding layers read what the ring holds of positions [pos - 127, pos) before they replace it, and
+ * leave the last n_ring blocks of the chunk behind. */
 struct dmk_step_seq {
     const uint32_t *ids; /* [n_tokens] */
     uint32_t n_tokens;

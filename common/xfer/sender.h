@@ -47,7 +47,9 @@ int dmk_sender_claim(struct dmk_sender *tx, uint64_t job, const struct dmk_ticke
  * `have`. src_pages[block] is P's full page of that block (full layers). Puts queue inside their bound. */
 void dmk_sender_push_full(struct dmk_sender *tx, uint64_t job, uint32_t full_layer,
                           const uint32_t *src_pages, uint32_t first_block, uint32_t end_block);
-/* The whole window of a sliding layer, when the last chunk has passed it; src_ring as in the step. */
+/* The whole window of a sliding layer, when the last chunk has passed it; src_ring as in the step. Puts the
+ * blocks that dmk_kv_window_blocks(ticket's n_tokens) names, block b from src_ring[b % n_ring] to the
+ * ticket's ring[b % n_ring]; other slots may be DMK_PAGE_NONE. */
 void dmk_sender_push_window(struct dmk_sender *tx, uint64_t job, uint32_t window_layer,
                             const uint32_t *src_ring, uint32_t n_ring);
 /* All has been pushed: flush, then terminal(ok). */

@@ -38,10 +38,21 @@ struct dmk_ticket {
     uint32_t pages[DMK_TICKET_MAX_PAGES];
     uint32_t ring[DMK_WINDOW_RING_MAX];
     uint32_t n_ring;
-    uint64_t bytes_expected;
+    uint64_t bytes_expected; /* dmk_ticket_bytes */
     uint32_t n_ranks;
     struct dmk_ticket_rank ranks[DMK_TICKET_MAX_RANKS];
 };
+
+/* Bytes P puts for this ticket over all heads and layers: whole pages, n_pages full ones and the window's
+ * blocks (dmk_kv_window_blocks of n_tokens). */
+static inline uint64_t dmk_ticket_bytes(const struct dmk_ticket *t)
+{
+    uint32_t first;
+    const uint64_t full = (uint64_t)t->n_full_layers * t->n_pages;
+    const uint64_t window = (uint64_t)t->n_window_layers * dmk_kv_window_blocks(t->n_tokens, &first);
+
+    return (full + window) * t->n_kv_heads * t->page_bytes;
+}
 
 void dmk_ticket_encode(const struct dmk_ticket *ticket, struct dmk_buf *out);
 int dmk_ticket_decode(struct dmk_bytes blob, struct dmk_ticket *ret_ticket, struct dmk_error *reterr);
