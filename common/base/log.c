@@ -82,9 +82,10 @@ void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
         char escaped[LINE_BYTES + 512];
 
         (void)json_escape(escaped, sizeof(escaped), text);
-        n = snprintf(line, sizeof(line),
-                     "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\",\"program\":\"%s\",\"msg\":\"%s\"}\n", when,
-                     ts.tv_nsec / 1000000, level_names[level], program, escaped);
+        n = snprintf(
+            line, sizeof(line),
+            "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\",\"program\":\"%s\",\"msg\":\"%s\"}\n", when,
+            ts.tv_nsec / 1000000, level_names[level], program, escaped);
     } else {
         n = snprintf(line, sizeof(line), "%s.%03ldZ %-5s %s: %s\n", when, ts.tv_nsec / 1000000,
                      level_names[level], program, text);
