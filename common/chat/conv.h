@@ -1,16 +1,24 @@
 /* A conversation, free of any API dialect and of any chat format.
  *
- * A dialect (router/api_*) builds it from a request body; a format (common/chat) renders it to token
- * ids. The one JSON value inside is a tool's parameter schema, which passes through as a parsed value.
- * All memory belongs to the conversation's arena and goes with it. */
+ * A dialect (router/api_*) builds it from a request body; a format (common/chat) renders it to
+ * token ids. The JSON values inside (parameter schemas) pass through as parsed values. All memory
+ * belongs to the conversation, counts against one bound in bytes, and goes with it. One thread at a
+ * time. */
 #pragma once
 
 #include "common/base/error.h"
 #include "common/base/span.h"
 
 struct dmk_conv;
+struct json_t;
 
-enum dmk_role { DMK_ROLE_SYSTEM, DMK_ROLE_DEVELOPER, DMK_ROLE_USER, DMK_ROLE_ASSISTANT, DMK_ROLE_TOOL };
+enum dmk_role {
+    DMK_ROLE_SYSTEM,
+    DMK_ROLE_DEVELOPER,
+    DMK_ROLE_USER,
+    DMK_ROLE_ASSISTANT,
+    DMK_ROLE_TOOL
+};
 enum dmk_effort { DMK_EFFORT_LOW, DMK_EFFORT_MEDIUM, DMK_EFFORT_HIGH };
 enum dmk_tool_choice {
     DMK_TOOLS_AUTO,
@@ -20,16 +28,19 @@ enum dmk_tool_choice {
 };
 
 struct dmk_tool_call {
-    struct dmk_str id;        /* as the client sent it; may carry the header's form (see format.h) */
-    struct dmk_str name;      /* without "functions." */
+    struct dmk_str id;   /* as the client sent it; may carry the header's form (see call_id.h) */
+    struct dmk_str name; /* without "functions." */
     struct dmk_str arguments; /* verbatim */
 };
 
+/* A first system or developer message is the developer's instructions; later ones stay where they
+ * are. */
 struct dmk_message {
     enum dmk_role role;
-    struct dmk_str name;         /* optional author name (user), tool's function name (tool) */
+    struct dmk_str
+        name; /* user: optional author name; tool: function name when call_id is unknown */
     struct dmk_str content;      /* text; parts are joined */
-    bool has_content;
+    bool has_content;            /* false: the client sent none (null), which differs from "" */
     struct dmk_str reasoning;    /* assistant: analysis that was sent back */
     struct dmk_tool_call *calls; /* assistant */
     size_t n_calls;
@@ -39,11 +50,13 @@ struct dmk_message {
 struct dmk_tool {
     struct dmk_str name;
     struct dmk_str description;
-    struct json_t *parameters; /* jansson value, or NULL when absent */
+    struct json_t *parameters; /* a reference that the conversation drops; NULL when absent */
     bool strict;
 };
 
-/* Fixed part, read by formats. Add messages and tools with the functions below. */
+/* What formats read. Scalar fields and response_schema may be set through dmk_conv_edit; messages,
+ * calls and tools are added with the functions below. A new conversation has effort medium, tools
+ * auto, no date. */
 struct dmk_conv_view {
     const struct dmk_message *messages;
     size_t n_messages;
@@ -54,20 +67,30 @@ struct dmk_conv_view {
     struct dmk_str forced_tool;
     struct dmk_str response_format_name; /* with response_schema: shown to the model */
     struct dmk_str response_format_description;
-    struct json_t *response_schema; /* NULL = free text */
-    int64_t date_unix_s;            /* "Current date"; < 0 = none */
+    struct json_t *response_schema; /* a reference that the conversation drops; NULL = free text */
+    int64_t date_unix_s;            /* "Current date" (UTC); < 0 = none */
 };
 
+/* NULL when out of memory. max_bytes bounds text and arrays, not the JSON values. */
 struct dmk_conv *dmk_conv_new(size_t max_bytes);
 void dmk_conv_free(struct dmk_conv **conv);
-struct dmk_conv_view *dmk_conv_edit(struct dmk_conv *conv); /* scalar fields may be set */
+struct dmk_conv_view *dmk_conv_edit(struct dmk_conv *conv);
 const struct dmk_conv_view *dmk_conv_view(const struct dmk_conv *conv);
 
-/* Copies text into the arena; an empty view with failed set when the bound is reached. */
+/* Copies text into the conversation; an empty view, and failed, when the bound is reached. */
 struct dmk_str dmk_conv_copy(struct dmk_conv *conv, struct dmk_str text);
 bool dmk_conv_failed(const struct dmk_conv *conv);
 
-/* Append one zeroed message, call or tool and return it (NULL when the bound is reached). */
+/* Append one zeroed message, call or tool and return it (NULL, and failed, when the bound is
+ * reached). The pointer is good until the next one of its kind is added. message is the newest
+ * message. */
 struct dmk_message *dmk_conv_add_message(struct dmk_conv *conv, enum dmk_role role);
 struct dmk_tool_call *dmk_conv_add_call(struct dmk_conv *conv, struct dmk_message *message);
-struct dmk_tool *dmk_conv_add_tool(struct dmk_conv *conv); /* keeps a reference to parameters set in it */
+struct dmk_tool *dmk_conv_add_tool(struct dmk_conv *conv);
+
+/* Finds for each tool message the name of the function that it answers: that of the nearest earlier
+ * call with its call_id, else the message's own name. Fills names[n_messages] (may be NULL; only
+ * entries of tool messages are written). -DMK_ENOENT when a tool message has neither: *ret_message
+ * is its index. */
+int dmk_conv_answered_names(const struct dmk_conv_view *view, struct dmk_str *names,
+                            size_t *ret_message);

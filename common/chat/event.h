@@ -1,5 +1,6 @@
-/* What a parsed stream of model output can say. Dialects turn events into bytes; formats produce them.
- * Deltas are valid UTF-8 and never hold the spelling of a special token that came from a special id. */
+/* What a parsed stream of model output can say. Dialects turn events into bytes; formats produce
+ * them. Deltas are valid UTF-8 and never hold the spelling of a special token that came from a
+ * special id. */
 #pragma once
 
 #include "common/base/span.h"

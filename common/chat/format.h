@@ -1,9 +1,10 @@
 /* Chat formats: conversation to token ids, token ids to events.
  *
- * A format never sees a request body and a dialect never sees a token: N formats + M dialects, not N x M.
- * Formats are const structs in one static array (registry.c). A parser is fed one id at a time; feeding
- * any cut of the same ids gives the same events, and deltas joined equal the whole. It never fails: model
- * output that breaks the format is repaired and counted. */
+ * A format never sees a request body and a dialect never sees a token: N formats + M dialects, not
+ * N x M. Formats are const structs in one static array (registry.c). A parser is fed one id at a
+ * time; feeding any cut of the same ids gives the same events, and deltas joined equal the whole.
+ * It never fails: model output that breaks the format is repaired and counted. A parser belongs to
+ * one thread at a time. */
 #pragma once
 
 #include "common/base/error.h"
@@ -12,15 +13,34 @@
 #include "common/text/tokenizer.h"
 
 struct dmk_format_options {
-    bool recipient_in_channel; /* foreign tool calls: channel part instead of role part of the header */
+    bool recipient_in_channel; /* foreign tool calls: channel part instead of role part of the
+                                  header */
     bool library_schema_text;  /* multi-line descriptions as openai-harmony 0.0.8 prints them */
-    bool library_drop_rule;    /* which old analysis is dropped: the library's rule instead of ours */
+    bool library_drop_rule; /* which old analysis is dropped: the library's rule instead of ours */
 };
 
 enum dmk_parse_end {
     DMK_PARSE_STOP,       /* finished by itself */
     DMK_PARSE_TOOL_CALLS, /* at least one call was finished */
 };
+
+/* Kinds of repair; the name is the label of a metric. */
+#define DMK_REPAIR_MAP(X)                                                                          \
+    X(HEADER_NOISE, "header_noise")           /* words in a header that mean nothing */            \
+    X(NO_MESSAGE, "no_message")               /* header that ended without its message mark */     \
+    X(NO_CHANNEL, "no_channel")               /* message on no channel or on an unknown one */     \
+    X(NO_START, "no_start")                   /* message without its start mark */                 \
+    X(STRAY_TOKEN, "stray_token")             /* control token where none belongs; dropped */      \
+    X(OPEN_MESSAGE, "open_message")           /* message that was not ended before the next */     \
+    X(FOREIGN_AUTHOR, "foreign_author")       /* the model wrote somebody else's message */        \
+    X(UNKNOWN_RECIPIENT, "unknown_recipient") /* recipient that is no function; ignored */         \
+    X(CALL_NOT_ALLOWED, "call_not_allowed")   /* call without tools; goes into the content */
+
+#define DMK_REPAIR_ENUM(code, name) DMK_REPAIR_##code,
+enum dmk_repair { DMK_REPAIR_MAP(DMK_REPAIR_ENUM) DMK_N_REPAIRS };
+#undef DMK_REPAIR_ENUM
+
+const char *dmk_repair_name(enum dmk_repair repair);
 
 struct dmk_parser; /* opaque, owned by the format */
 
@@ -30,16 +50,19 @@ struct dmk_parser_conf {
     const struct dmk_str *tool_names;
     size_t n_tool_names;
     bool tools_allowed; /* false: no tools or tool_choice "none": calls go into the content */
-    uint64_t call_id_seed; /* ids of calls are a function of (seed, call index) */
+    uint64_t
+        call_id_seed; /* ids of calls are a function of (seed, call index, form of the header) */
     dmk_event_fn on_event;
     void *ud;
 };
 
 struct dmk_parse_result {
     enum dmk_parse_end end;
-    uint32_t n_calls;
-    uint32_t n_reasoning_tokens; /* tokens inside analysis messages, headers included */
-    uint32_t n_recovered;        /* repairs made */
+    uint32_t stop_id;            /* the stop id that was read; 0 = none */
+    uint32_t n_calls;            /* calls that were finished */
+    uint32_t n_reasoning_tokens; /* tokens of messages that became reasoning, headers included */
+    uint32_t n_recovered;        /* repairs made, of all kinds */
+    uint32_t repairs[DMK_N_REPAIRS];
 };
 
 struct dmk_format {
@@ -51,12 +74,16 @@ struct dmk_format {
     /* Ids that end generation. */
     const uint32_t *stop_ids;
     size_t n_stop_ids;
-    struct dmk_parser *(*parser_new)(const struct dmk_parser_conf *conf);
+    struct dmk_parser *(*parser_new)(const struct dmk_parser_conf *conf); /* NULL: out of memory */
+    /* Ids after a stop id are ignored. */
     void (*parser_push)(struct dmk_parser *parser, uint32_t id);
-    /* Ends the output (stop, length or cut); flushes what was held back. */
-    void (*parser_end)(struct dmk_parser *parser, struct dmk_parse_result *ret_result);
+    /* Ends the output and flushes what was held back. cut: it was ended from outside (length,
+     * cancel), not by the model or a stop string; a call that is open then is not finished. Call
+     * once. */
+    void (*parser_end)(struct dmk_parser *parser, bool cut, struct dmk_parse_result *ret_result);
     void (*parser_free)(struct dmk_parser **parser);
 };
 
-/* "harmony": the model's chat format. "plain": ids are text, nothing is structure (completions). */
+/* "harmony": the model's chat format. "plain": ids are text, nothing is structure (completions).
+ * NULL for other names. */
 const struct dmk_format *dmk_format_find(const char *name);
