@@ -1,0 +1,75 @@
+"""Clusters of real processes for the integration tests.
+
+DAMASK_BUILD names the build folder. A cluster's logs stay in BUILD/cluster/NAME; on a failure their ends
+are part of the report. After each test the page pools of every worker must balance.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from cluster import Cluster, get, tiny_model  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
+
+
+@pytest.fixture(scope="session")
+def build():
+    return BUILD
+
+
+@pytest.fixture(scope="session")
+def model(build):
+    return tiny_model(build)
+
+
+@pytest.fixture(scope="session")
+def cluster(build, model):
+    """Two prefill and two decode workers behind one router: the cluster that most tests share."""
+    c = Cluster(build, model, prefill=2, decode=2, name="tests", threads=1)
+    with c:
+        yield c
+
+
+def pools_balance(worker, limit_s=10):
+    """Waits until the worker is idle, then checks free + cached + leased + draining == total."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        status, text = get(worker.admin + "/state")
+        assert status == 200, f"{worker.name}: /state answered {status}"
+        state = json.loads(text)
+        for name in ("full", "window"):
+            pool = state["pools"][name]
+            assert pool["free"] + pool["cached"] + pool["leased"] + pool["draining"] == pool["total"], (
+                f"{worker.name}: {name} pool {pool}")
+        idle = all(state["pools"][n]["leased"] == 0 and state["pools"][n]["draining"] == 0
+                   for n in ("full", "window"))
+        if idle:
+            return
+        assert time.monotonic() < deadline, f"{worker.name} still holds pages when idle: {text}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(autouse=True)
+def workers_balance_after(request):
+    yield
+    if "cluster" in request.fixturenames:
+        c = request.getfixturevalue("cluster")
+        for worker in c.prefill + c.decode:
+            if worker.alive():
+                pools_balance(worker)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    c = item.funcargs.get("cluster") if hasattr(item, "funcargs") else None
+    if report.when == "call" and report.failed and c is not None:
+        for p in c.processes:
+            report.sections.append((f"end of {p.log}", p.log_tail(10)))
