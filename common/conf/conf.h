@@ -1,8 +1,17 @@
-/* Configuration: one table per program - name, type, default as text, bounds, one help sentence, offset.
+/* Configuration: one table per program - name, type, default as text, bounds, one help sentence,
+ * offset.
  *
- * From the table come parsing, --help, --dump-config and docs/CONFIG.md. Precedence: file (YAML, --config)
- * < environment (DAMASK_ROUTER_HTTP_PORT) < command line (--http-port 8000, --http-port=8000). Unknown keys
- * and values out of range are refused by name, with the bound. getenv appears only in this folder. */
+ * From the table come parsing, --help, --dump-config and docs/CONFIG.md. Precedence: file (YAML,
+ * --config) < environment (DAMASK_ROUTER_HTTP_PORT) < command line (--http-port 8000,
+ * --http-port=8000). Unknown keys and values out of range are refused by name, with the bound.
+ * getenv appears only in this folder.
+ *
+ * Variables with the prefix that name no option are left alone: Kubernetes puts NAME_SERVICE_HOST,
+ * NAME_PORT_80_TCP and the like there for each service. Avoid options called "port", "service-port"
+ * or "service-host" for that reason.
+ *
+ * Every program also has --config FILE, --dump-config, --help and --version. On the command line a
+ * bool reads --x, --x=false or --no-x; a list may be given several times, each adds to it. */
 #pragma once
 
 #include "common/base/buf.h"
@@ -13,7 +22,7 @@ enum dmk_conf_type {
     DMK_CONF_BOOL,     /* bool */
     DMK_CONF_U32,      /* uint32_t */
     DMK_CONF_U64,      /* uint64_t; accepts k, M, G, Ki, Mi, Gi */
-    DMK_CONF_DOUBLE,   /* double */
+    DMK_CONF_DOUBLE,   /* double, finite */
     DMK_CONF_MS,       /* uint64_t milliseconds; accepts 100ms, 5s, 2m, 1h */
     DMK_CONF_ENUM,     /* uint32_t index into words */
     DMK_CONF_STR_LIST, /* struct dmk_conf_list; comma-separated, or a YAML list */
@@ -27,25 +36,26 @@ struct dmk_conf_list {
 struct dmk_conf_option {
     const char *name; /* "http-port"; in files the same word, in the environment HTTP_PORT */
     enum dmk_conf_type type;
-    const char *def; /* default as text; NULL = required */
-    double min, max; /* numbers; both 0 = no bounds */
+    const char *def;          /* default as text; NULL = required */
+    double min, max;          /* numbers (ms for times; items for lists); both 0 = no bounds */
     const char *const *words; /* enum: NULL-terminated */
     const char *help;
     size_t offset; /* into the program's struct */
 };
 
 struct dmk_conf_program {
-    const char *name;    /* "damask-router" */
-    const char *summary; /* one line */
-    const char *usage;   /* positional arguments, or "" */
+    const char *name;       /* "damask-router" */
+    const char *summary;    /* one line */
+    const char *usage;      /* positional arguments, or "" */
     const char *env_prefix; /* "DAMASK_ROUTER_" or NULL */
     const struct dmk_conf_option *options;
     size_t n_options;
 };
 
-/* Fills *conf (zeroed by the caller). Returns 0; 1 when --help, --version or --dump-config was answered on
- * stdout (the caller exits 0); negative with a sentence. Positional arguments: their number in
- * *ret_n_args and argv[i] moved to the front from index 1, when ret_n_args is given; else refused. */
+/* Fills *conf (zeroed by the caller). Returns 0; 1 when --help, --version or --dump-config was
+ * answered on stdout (the caller exits 0); negative with a sentence. Positional arguments: their
+ * number in *ret_n_args and argv[i] moved to the front from index 1, when ret_n_args is given; else
+ * refused. Whatever is returned, dmk_conf_free may be called after. */
 int dmk_conf_load(const struct dmk_conf_program *program, int argc, char **argv, void *conf,
                   int *ret_n_args, struct dmk_error *reterr);
 void dmk_conf_free(const struct dmk_conf_program *program, void *conf);
