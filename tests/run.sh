@@ -61,7 +61,8 @@ run_pytest() { # suite path...
 for suite in $suites; do
   echo "== $suite"
   case $suite in
-    layers) run_script layers tools/check-layers.sh ;;
+    layers) run_script layers tools/check-layers.sh
+      run_script headers tools/check-headers.sh "$build" ;;
     unit | check | conform) run_meson "$suite" ;;
     python) run_pytest python tests/python ;;
     integ) run_pytest integ tests/integ ;;

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Every header compiles alone: it includes what it uses. tools/check-headers.sh BUILD
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=${1:-build}
+git ls-files -co --exclude-standard '*.h' | grep -v '^kernels/cuda/' |
+  xargs -P "$(nproc)" -I{} gcc -std=c17 -D_GNU_SOURCE -w -fsyntax-only -I. -I"$build" -I"$build/proto" -include {} -x c /dev/null ||
+  { echo "headers: the ones above do not compile alone"; exit 1; }
+echo "headers: each compiles alone"
