@@ -1,16 +1,16 @@
 /* Where a KV page lies.
  *
- * A page holds 64 consecutive tokens of one KV head of one layer: K[64][64] and then V[64][64], bf16,
- * K after RoPE. Full-attention layers page the whole sequence. Sliding layers keep a ring: position p
- * lives in ring slot (p / 64) % ring, each slot naming a window page.
+ * A page holds 64 consecutive tokens of one KV head of one layer: K[64][64] and then V[64][64],
+ * bf16, K after RoPE. Full-attention layers page the whole sequence. Sliding layers keep a ring:
+ * position p lives in ring slot (p / 64) % ring, each slot naming a window page.
  *
  * One page id addresses the same index in every (layer of that kind, local KV head) array:
  *
  *   full   region: [n_full_layers]  [n_kv_heads local] [n_full_pages]   [page_bytes]
  *   window region: [n_window_layers][n_kv_heads local] [n_window_pages] [page_bytes]
  *
- * The regions of a rank are two spans of its memory. Since the unit is a head, pools with different TP
- * fit together: a head goes where its owner is. */
+ * The regions of a rank are two spans of its memory. Since the unit is a head, pools with different
+ * TP fit together: a head goes where its owner is. */
 #pragma once
 
 #include <stdbool.h>
@@ -64,9 +64,9 @@ static inline uint32_t dmk_kv_pages_for(uint64_t n_tokens)
     return (uint32_t)((n_tokens + DMK_PAGE_TOKENS - 1) / DMK_PAGE_TOKENS);
 }
 
-/* Blocks of the window that a query at position n_tokens looks back on, its own position not counted:
- * those of positions [n_tokens - 127, n_tokens). At most three; only these are ever transferred. Returns
- * their number, *ret_first is the first one's block index. */
+/* Blocks of the window that a query at position n_tokens looks back on, its own position not
+ * counted: those of positions [n_tokens - 127, n_tokens). At most three; only these are ever
+ * transferred. Returns their number, *ret_first is the first one's block index. */
 static inline uint32_t dmk_kv_window_blocks(uint32_t n_tokens, uint32_t *ret_first)
 {
     const uint32_t first = (n_tokens > 127 ? n_tokens - 127 : 0) / DMK_PAGE_TOKENS;
@@ -75,8 +75,8 @@ static inline uint32_t dmk_kv_window_blocks(uint32_t n_tokens, uint32_t *ret_fir
     return n_tokens == 0 ? 0 : (n_tokens - 1) / DMK_PAGE_TOKENS - first + 1;
 }
 
-/* A page's content is copied, in all layers of its pool, from src to dst: half-filled pages of a fork,
- * window pages that a cached snapshot shares and a chunk both reads and replaces. */
+/* A page's content is copied, in all layers of its pool, from src to dst: half-filled pages of a
+ * fork, window pages that a cached snapshot shares and a chunk both reads and replaces. */
 struct dmk_page_copy {
     bool window;
     uint32_t src, dst;
