@@ -5,6 +5,7 @@
  * thread brings its own scratch. */
 #pragma once
 
+#include "common/base/buf.h"
 #include "common/base/error.h"
 #include "common/base/span.h"
 
@@ -35,12 +36,14 @@ void dmk_ids_fini(struct dmk_ids *ids);
 void dmk_ids_push(struct dmk_ids *ids, uint32_t id);
 void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n);
 
-/* Reads o200k_base.tiktoken (checked against its SHA-256), or a tokenizer.json of a checkpoint. path may
- * be a file, or a folder that holds either. */
+/* Reads o200k_base.tiktoken, or the tokenizer.json of a checkpoint. path may be a file, or a folder that
+ * holds either (the former is taken first). The tokens must be o200k_base's, by SHA-256: damask knows no
+ * other vocabulary. Blocks for about 0.2 s, with a tokenizer.json about 1 s. */
 int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *reterr);
 void dmk_vocab_close(struct dmk_vocab **vocab);
 
-/* Working memory of one thread; grows to the largest piece seen. */
+/* Working memory of one thread: a cache of pieces met before (512 KiB) and room for merging, which grows
+ * with the longest piece of a call (32 bytes a byte) and is given back afterwards. NULL: no memory. */
 struct dmk_bpe_scratch;
 struct dmk_bpe_scratch *dmk_bpe_scratch_new(void);
 void dmk_bpe_scratch_free(struct dmk_bpe_scratch **scratch);
@@ -56,6 +59,10 @@ void dmk_encode_with_specials(const struct dmk_vocab *vocab, struct dmk_bpe_scra
 
 /* The bytes of a token; specials give their spelling. An empty view for ids outside the vocabulary. */
 struct dmk_bytes dmk_token_bytes(const struct dmk_vocab *vocab, uint32_t id);
+
+/* Appends the bytes of n tokens to out; they need not be valid UTF-8 (utf8.h repairs and streams).
+ * -DMK_EINVAL at an id outside the vocabulary, -DMK_EFULL when out is. */
+int dmk_decode(const struct dmk_vocab *vocab, const uint32_t *ids, size_t n, struct dmk_buf *out);
 
 static inline bool dmk_token_is_special(uint32_t id)
 {

@@ -1,0 +1,23 @@
+/* Byte-pair merging of one piece, and the scratch of a thread. Internal to common/text.
+ *
+ * Rule: among adjacent pairs whose concatenation is a token, merge the one of the lowest rank, the
+ * leftmost among equals; until there is none. Two algorithms with identical output follow it: an array
+ * scan for short pieces and a heap for long ones. */
+#pragma once
+
+#include "common/text/vocab.h"
+
+#define DMK_BPE_LINEAR_MAX 128 /* bytes; longer pieces take the heap */
+
+void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bytes piece, struct dmk_ids *ids);
+void dmk_bpe_heap(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                  struct dmk_bytes piece, struct dmk_ids *ids);
+
+/* Chooses between them; pieces that are a token, or were met lately, take a short cut. */
+void dmk_bpe_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                    struct dmk_bytes piece, struct dmk_ids *ids);
+
+/* Where encode.c repairs invalid text. */
+struct dmk_buf *dmk_bpe_scratch_text(struct dmk_bpe_scratch *scratch);
+/* Gives back what a giant piece or text made grow. */
+void dmk_bpe_scratch_trim(struct dmk_bpe_scratch *scratch);

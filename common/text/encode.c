@@ -1,0 +1,128 @@
+/* Text to ids, ids to text; see tokenizer.h. Any thread, each with its own scratch. */
+#include "common/text/bpe.h"
+#include "common/text/split.h"
+#include "common/text/utf8.h"
+#include "common/base/assert.h"
+#include <stdlib.h>
+
+#define IDS_MAX ((size_t)1 << 24)
+
+void dmk_ids_init(struct dmk_ids *ids, size_t max_len)
+{
+    *ids = (struct dmk_ids){.max_len = max_len};
+}
+
+void dmk_ids_fini(struct dmk_ids *ids)
+{
+    free(ids->data);
+    *ids = (struct dmk_ids){.max_len = ids->max_len};
+}
+
+void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n)
+{
+    const size_t max = ids->max_len ? ids->max_len : IDS_MAX;
+
+    if (n == 0 || ids->failed) {
+        return;
+    }
+    if (n > max || ids->len > max - n) {
+        ids->failed = true;
+        return;
+    }
+    if (ids->len + n > ids->cap) {
+        size_t cap = ids->cap ? ids->cap : 64;
+        uint32_t *grown;
+
+        while (cap < ids->len + n) {
+            cap *= 2;
+        }
+        grown = realloc(ids->data, cap * sizeof(*grown));
+        if (!grown) {
+            ids->failed = true;
+            return;
+        }
+        ids->data = grown;
+        ids->cap = cap;
+    }
+    memcpy(ids->data + ids->len, data, n * sizeof(*data));
+    ids->len += n;
+}
+
+void dmk_ids_push(struct dmk_ids *ids, uint32_t id)
+{
+    dmk_ids_append(ids, &id, 1);
+}
+
+/* text is valid UTF-8. */
+static void encode_valid(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                         struct dmk_bytes text, struct dmk_ids *ids)
+{
+    size_t pos = 0;
+
+    while (pos < text.len && !ids->failed) {
+        const size_t end = dmk_split_next(text.data, text.len, pos);
+
+        dmk_bpe_encode(vocab, scratch, (struct dmk_bytes){text.data + pos, end - pos}, ids);
+        pos = end;
+    }
+}
+
+void dmk_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch, struct dmk_str text,
+                struct dmk_ids *ids)
+{
+    struct dmk_bytes bytes = {(const uint8_t *)text.data, text.len};
+
+    if (dmk_utf8_valid_prefix(bytes.data, bytes.len) < bytes.len) {
+        struct dmk_buf *repaired = dmk_bpe_scratch_text(scratch);
+
+        dmk_buf_reset(repaired);
+        dmk_utf8_append_lossy(repaired, bytes);
+        if (repaired->failed) {
+            ids->failed = true;
+            return;
+        }
+        bytes = dmk_buf_bytes(repaired);
+    }
+    encode_valid(vocab, scratch, bytes, ids);
+    dmk_bpe_scratch_trim(scratch);
+}
+
+void dmk_encode_with_specials(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                              struct dmk_str text, struct dmk_ids *ids)
+{
+    size_t done = 0, pos = 0;
+
+    while (pos < text.len && !ids->failed) {
+        const char *at = memmem(text.data + pos, text.len - pos, "<|", 2);
+        size_t len;
+        uint32_t id;
+
+        if (!at) {
+            break;
+        }
+        pos = (size_t)(at - text.data);
+        id = dmk_special_match(vocab, (struct dmk_str){at, text.len - pos}, &len);
+        if (id == DMK_NO_TOKEN) {
+            pos++;
+            continue;
+        }
+        dmk_encode(vocab, scratch, (struct dmk_str){text.data + done, pos - done}, ids);
+        dmk_ids_push(ids, id);
+        pos += len;
+        done = pos;
+    }
+    dmk_encode(vocab, scratch, (struct dmk_str){text.data + done, text.len - done}, ids);
+}
+
+int dmk_decode(const struct dmk_vocab *vocab, const uint32_t *ids, size_t n, struct dmk_buf *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct dmk_bytes bytes = dmk_token_bytes(vocab, ids[i]);
+
+        if (bytes.len == 0) {
+            return -DMK_EINVAL;
+        }
+        dmk_buf_append(out, bytes.data, bytes.len);
+    }
+    return out->failed ? -DMK_EFULL : 0;
+}
