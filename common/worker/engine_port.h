@@ -1,0 +1,44 @@
+/* What a worker's core needs to know of an engine. The cores see this and not the engine itself, so that
+ * tests and a simulator can put something smaller in its place. */
+#pragma once
+
+#include "common/base/hash.h"
+#include "common/model/engine.h"
+
+#define DMK_PORT_MAX_RANKS 8
+
+struct dmk_engine_port {
+    const struct dmk_shape *shape;
+    struct dmk_layout layout; /* dp groups of tp ranks */
+    const char *numerics;
+    struct dmk_id128 model_id;
+    uint32_t n_ranks;
+    const struct dmk_kv_mem *kv[DMK_PORT_MAX_RANKS];
+    /* As dmk_engine_step; called by one thread at a time. */
+    int (*step)(void *engine, const struct dmk_step *step);
+    void *engine;
+};
+
+static inline int dmk_engine_port_step(void *engine, const struct dmk_step *step)
+{
+    return dmk_engine_step((struct dmk_engine *)engine, step);
+}
+
+static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *engine,
+                                                          struct dmk_layout layout)
+{
+    struct dmk_engine_port port = {
+        .shape = dmk_engine_shape(engine),
+        .layout = layout,
+        .numerics = dmk_engine_numerics(engine),
+        .n_ranks = dmk_engine_n_ranks(engine),
+        .step = dmk_engine_port_step,
+        .engine = engine,
+    };
+
+    dmk_engine_model_id(engine, &port.model_id);
+    for (uint32_t r = 0; r < port.n_ranks && r < DMK_PORT_MAX_RANKS; r++) {
+        port.kv[r] = dmk_engine_kv(engine, r);
+    }
+    return port;
+}

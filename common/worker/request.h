@@ -1,0 +1,31 @@
+/* What both kinds of worker call a request: the router's id and its attempt, on one router stream. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DMK_MAX_ROUTERS 64 /* streams a worker serves at a time */
+
+/* Minted by the router; attempt is its retry number, and every event carries both back. */
+struct dmk_request_id {
+    uint64_t hi, lo;
+    uint32_t attempt;
+};
+
+static inline bool dmk_request_id_equal(struct dmk_request_id a, struct dmk_request_id b)
+{
+    return a.hi == b.hi && a.lo == b.lo && a.attempt == b.attempt;
+}
+
+/* Codes as on the wire (proto/damask_worker.proto, FailureCode). */
+enum dmk_failure {
+    DMK_FAILURE_FULL = 1,
+    DMK_FAILURE_INVALID = 2,
+    DMK_FAILURE_PEER = 3,
+    DMK_FAILURE_TIMEOUT = 4,
+    DMK_FAILURE_MISMATCH = 5,
+    DMK_FAILURE_DRAINING = 6,
+    DMK_FAILURE_REFUSED = 7,
+    DMK_FAILURE_INTERNAL = 8,
+    DMK_FAILURE_CANCELLED = 9,
+};
