@@ -1,16 +1,18 @@
 /* The tensors of a checkpoint as one rank sees them, whatever the file layout was.
  *
- * Pointers go straight into the mapped files where the layout allows (BF16 matrices, MXFP4 blocks read
- * in place), else into memory that the loader owns. Matrices are row-major (out, in). All counts are of
- * the whole model; a rank slices rows by its shard. Tensors in the files are NOT aligned to 16 bytes. */
+ * Pointers go straight into the mapped files where the layout allows (BF16 matrices, MXFP4 blocks
+ * read in place), else into memory that the loader owns. Matrices are row-major (out, in). All
+ * counts are of the whole model; a rank slices rows by its shard. Tensors in the files are NOT
+ * aligned to 16 bytes, BF16 ones to 2 bytes only. Immutable after open: any thread. */
 #pragma once
 
 #include "common/shape/shape.h"
 
 enum dmk_expert_format { DMK_EXPERTS_MXFP4, DMK_EXPERTS_BF16 };
 
-/* MXFP4: blocks [E][rows][cols/32][16] bytes, low nibble first, and scales [E][rows][cols/32] (UE8M0).
- * BF16: blocks is [E][rows][cols] bf16 and scales is NULL. Gate and up rows are interleaved: 2j, 2j+1. */
+/* MXFP4: blocks [E][rows][cols/32][16] bytes, low nibble first, and scales [E][rows][cols/32]
+ * (UE8M0). BF16: blocks is [E][rows][cols] bf16 and scales is NULL. Gate and up rows are
+ * interleaved: 2j, 2j+1. */
 struct dmk_expert_matrix {
     const uint8_t *blocks;
     const uint8_t *scales;
@@ -18,39 +20,40 @@ struct dmk_expert_matrix {
 };
 
 struct dmk_layer_weights {
-    const uint16_t *attn_norm;        /* [H] */
-    const uint16_t *q_w, *q_b;        /* [n_heads*64][H], [n_heads*64] */
-    const uint16_t *k_w, *k_b;        /* [n_kv_heads*64][H], [n_kv_heads*64] */
-    const uint16_t *v_w, *v_b;        /* as k */
-    const uint16_t *o_w, *o_b;        /* [H][n_heads*64], [H] */
-    const uint16_t *sinks;            /* [n_heads] */
-    const uint16_t *mlp_norm;         /* [H] */
+    const uint16_t *attn_norm;           /* [H] */
+    const uint16_t *q_w, *q_b;           /* [n_heads*64][H], [n_heads*64] */
+    const uint16_t *k_w, *k_b;           /* [n_kv_heads*64][H], [n_kv_heads*64] */
+    const uint16_t *v_w, *v_b;           /* as k */
+    const uint16_t *o_w, *o_b;           /* [H][n_heads*64], [H] */
+    const uint16_t *sinks;               /* [n_heads] */
+    const uint16_t *mlp_norm;            /* [H] */
     const uint16_t *router_w, *router_b; /* [E][H], [E] */
-    struct dmk_expert_matrix gate_up; /* rows 2I, cols H */
-    struct dmk_expert_matrix down;    /* rows H, cols I */
+    struct dmk_expert_matrix gate_up;    /* rows 2I, cols H */
+    struct dmk_expert_matrix down;       /* rows H, cols I */
 };
 
 struct dmk_weights {
     struct dmk_shape shape;
     enum dmk_expert_format expert_format;
-    const uint16_t *embedding;   /* [vocab][H] bf16 */
-    const uint16_t *final_norm;  /* [H] */
-    const uint16_t *unembedding; /* [vocab][H] */
+    const uint16_t *embedding;        /* [vocab][H] bf16 */
+    const uint16_t *final_norm;       /* [H] */
+    const uint16_t *unembedding;      /* [vocab][H] */
     struct dmk_layer_weights *layers; /* [n_layers] */
     uint64_t total_bytes;
     struct dmk_checkpoint *checkpoint; /* owns the mappings */
+    struct dmk_weights_block *owned;   /* copies: BF16 experts turned around, odd addresses */
 };
 
 struct dmk_weights_conf {
     const char *dir;
-    bool prefault; /* touch every page while loading, reporting progress */
+    bool prefault; /* touch every page while loading, reporting progress; refuses NaN scales */
     void (*on_progress)(void *ud, uint64_t done_bytes, uint64_t total_bytes);
     void *ud;
 };
 
-/* Opens a folder in the Hugging Face layout, or in the `original/` layout (given itself, or found as a
- * subfolder when there is no index beside it). Checks every name, dtype, shape and range; on failure
- * reterr names file, tensor and cause. */
+/* Opens a folder in the Hugging Face layout, or in the `original/` layout (given itself, or found
+ * as a subfolder when there is no index beside it). Checks every name, dtype, shape and range; on
+ * failure reterr names file, tensor and cause. */
 int dmk_weights_open(const struct dmk_weights_conf *conf, struct dmk_weights **ret,
                      struct dmk_error *reterr);
 void dmk_weights_close(struct dmk_weights **weights);
