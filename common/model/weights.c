@@ -125,19 +125,20 @@ static const struct rule original_global[] = {
 };
 
 static const struct layout {
-    const char *prefix;        /* of a layer's tensors, before its number */
-    const char *mxfp4_witness; /* stands in every checkpoint with MXFP4 experts */
-    const struct rule *global, *layer, *experts[2]; /* experts by enum dmk_expert_format */
+    const char *prefix;     /* of a layer's tensors, before its number */
+    const char *witness[2]; /* stands in every checkpoint with experts of this format */
+    const struct rule *global, *layer, *experts[2]; /* experts by format, as witness is */
     bool bf16_transposed;
 } layouts[] = {
     [DMK_CONFIG_HF] = {"model.layers",
-                       "model.layers.0.mlp.experts.gate_up_proj_blocks",
+                       {"model.layers.0.mlp.experts.gate_up_proj_blocks",
+                        "model.layers.0.mlp.experts.gate_up_proj"},
                        hf_global,
                        hf_layer,
                        {hf_experts_mxfp4, hf_experts_bf16},
                        true},
     [DMK_CONFIG_ORIGINAL] = {"block",
-                             "block.0.mlp.mlp1_weight.blocks",
+                             {"block.0.mlp.mlp1_weight.blocks", "block.0.mlp.mlp1_weight"},
                              original_global,
                              original_layer,
                              {original_experts_mxfp4, original_experts_bf16},
@@ -346,18 +347,20 @@ static int bind_all(struct loader *l)
     return r < 0 ? r : check_complete(l);
 }
 
-/* Bytes of the experts decide the format; a config that says otherwise belongs to another
- * checkpoint. */
+/* The tensors decide the format; a config that says otherwise belongs to another checkpoint. */
 static int choose_format(struct loader *l, const struct dmk_config *config)
 {
-    const bool has_blocks = dmk_checkpoint_find(l->ckpt, l->layout->mxfp4_witness, NULL) != NULL;
+    const char *mxfp4 = l->layout->witness[DMK_EXPERTS_MXFP4];
+    const bool has_mxfp4 = dmk_checkpoint_find(l->ckpt, mxfp4, NULL) != NULL;
+    const bool has_bf16 =
+        dmk_checkpoint_find(l->ckpt, l->layout->witness[DMK_EXPERTS_BF16], NULL) != NULL;
 
-    l->w->expert_format = has_blocks ? DMK_EXPERTS_MXFP4 : DMK_EXPERTS_BF16;
-    if (config->layout == DMK_CONFIG_HF && has_blocks != config->mxfp4) {
+    l->w->expert_format = has_bf16 && !has_mxfp4 ? DMK_EXPERTS_BF16 : DMK_EXPERTS_MXFP4;
+    if (config->layout == DMK_CONFIG_HF && has_mxfp4 != config->mxfp4) {
         return dmk_error_set(l->reterr, -DMK_EMISMATCH,
                              "%s: %s tensor \"%s\" but config.json %s quantization_config",
-                             dmk_checkpoint_source(l->ckpt), has_blocks ? "holds" : "lacks",
-                             l->layout->mxfp4_witness, config->mxfp4 ? "has a" : "has no");
+                             dmk_checkpoint_source(l->ckpt), has_mxfp4 ? "holds" : "lacks", mxfp4,
+                             config->mxfp4 ? "has a" : "has no");
     }
     return 0;
 }
