@@ -16,10 +16,10 @@
 #define DMK_SAMPLE_MAX_BIAS 1024
 
 struct dmk_sample_params {
-    float temperature; /* 0 = greedy */
-    float top_p;       /* 1 = off */
-    uint32_t top_k;    /* 0 = off */
-    float min_p;       /* 0 = off */
+    float temperature;                         /* 0 = greedy */
+    float top_p;                               /* 1 = off */
+    uint32_t top_k;                            /* 0 = off */
+    float min_p;                               /* 0 = off */
     float frequency_penalty, presence_penalty; /* over the answer */
     float repetition_penalty;                  /* over prompt and answer; 1 = off */
     uint64_t seed;
