@@ -103,7 +103,8 @@ void dmk_prefill_drain(struct dmk_prefill_core *core);
 /* From the transport's events. */
 bool dmk_prefill_xfer_message(struct dmk_prefill_core *core, struct dmk_xfer_ep *ep,
                               struct dmk_bytes message, uint64_t now_ns);
-void dmk_prefill_xfer_closed(struct dmk_prefill_core *core, struct dmk_xfer_ep *ep, uint64_t now_ns);
+void dmk_prefill_xfer_closed(struct dmk_prefill_core *core, struct dmk_xfer_ep *ep,
+                             uint64_t now_ns);
 /* At least every 100 ms. */
 void dmk_prefill_tick(struct dmk_prefill_core *core, uint64_t now_ns);
 
@@ -111,7 +112,8 @@ void dmk_prefill_tick(struct dmk_prefill_core *core, uint64_t now_ns);
 struct dmk_prefill_step *dmk_prefill_plan(struct dmk_prefill_core *core, uint64_t now_ns);
 void dmk_prefill_run(struct dmk_prefill_step *step);
 void dmk_prefill_layers(struct dmk_prefill_core *core);
-void dmk_prefill_done(struct dmk_prefill_core *core, struct dmk_prefill_step *step, uint64_t now_ns);
+void dmk_prefill_done(struct dmk_prefill_core *core, struct dmk_prefill_step *step,
+                      uint64_t now_ns);
 
 struct dmk_prefill_load {
     uint32_t n_running, n_waiting; /* running: has pages; waiting: queued */
@@ -128,7 +130,8 @@ bool dmk_prefill_check(const struct dmk_prefill_core *core);
 
 /* Changes of the prefix cache (kv/prefix.h). */
 uint32_t dmk_prefill_block_events(struct dmk_prefill_core *core,
-                                  struct dmk_kv_prefix_event *ret_events, uint32_t cap, bool *ret_lost);
+                                  struct dmk_kv_prefix_event *ret_events, uint32_t cap,
+                                  bool *ret_lost);
 uint32_t dmk_prefill_block_list(const struct dmk_prefill_core *core, uint32_t *inout_at,
                                 struct dmk_kv_prefix_event *ret_events, uint32_t cap);
 /* Evicts everything that is cached and not in use. */

@@ -1,0 +1,73 @@
+/* Shared by the files of the prefill core: its job and its state. Nobody else includes this. */
+#pragma once
+
+#include <stdatomic.h>
+#include "prefill/core.h"
+#include "prefill/sched.h"
+
+struct dmk_prefill_job {
+    enum dmk_prefill_state state;
+    uint64_t order; /* also the sender's key */
+    uint32_t router;
+    struct dmk_request_id id;
+    bool mute;        /* cancelled or already answered: no event any more */
+    bool with_tx;     /* the sender knows it: pages wait for its on_done */
+    bool released;    /* on_done has come while a step of this job was in flight */
+    uint32_t *prompt; /* [n] of the slot's storage */
+    uint32_t n;       /* tokens to compute: the prompt less its last */
+    uint32_t pos;     /* computed so far, cached ones included */
+    uint32_t n_cached;
+    uint32_t
+        pushed_blocks; /* full pages [.., here) have been handed to the sender, in every layer */
+    struct dmk_id128 root;
+    struct dmk_kv_table table;
+    struct dmk_ticket ticket;
+    uint64_t queued_ns, claim_ns, started_ns, computed_ns;
+};
+
+struct dmk_prefill_step {
+    struct dmk_prefill_core *core;
+    struct dmk_prefill_job *job;
+    struct dmk_step step;
+    struct dmk_step_seq seq;
+    struct dmk_page_copy copies[DMK_KV_ADVANCE_COPIES];
+    bool last; /* the prompt ends with this chunk */
+    uint32_t end_block;
+    /* Written by the running thread, read by the loop: release after a layer's pages are final pairs
+     * with acquire before they are sent. */
+    atomic_uint layers_done;
+    uint32_t layers_pushed;
+    atomic_bool cancel; /* written by the loop, read by the engine; no data hangs on it */
+    int status;
+    uint64_t planned_ns;
+};
+
+struct dmk_prefill_core {
+    struct dmk_prefill_conf conf;
+    struct dmk_kv_pools pools;
+    struct dmk_kv_prefix *prefix;
+    struct dmk_sender *tx;
+    struct dmk_xfer_mem *full_mem[DMK_TICKET_MAX_RANKS];
+    struct dmk_xfer_mem *window_mem[DMK_TICKET_MAX_RANKS];
+    struct dmk_prefill_job *jobs;   /* [max_jobs] */
+    struct dmk_prefill_turn *turns; /* [max_jobs] scratch */
+    uint32_t *prompts;              /* [max_jobs][max_context] */
+    uint32_t *tables;               /* [max_jobs][pages_for(max_context)] */
+    struct dmk_prefill_step step;
+    bool in_flight;
+    bool draining;
+    uint64_t next_order;
+    uint64_t now_ns; /* of the call that is running */
+    struct dmk_prefill_load load;
+};
+
+/* Ends the request towards its router, once. */
+void dmk_prefill__fail(struct dmk_prefill_core *core, struct dmk_prefill_job *job,
+                       enum dmk_failure code, const char *text);
+/* Pages and slot go back; the sender has done with the job, or never knew it. */
+void dmk_prefill__free_job(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+struct dmk_prefill_job *dmk_prefill__find(struct dmk_prefill_core *core, uint64_t order);
+/* The job's next state is FAILING: computing stops, the sender ends it. */
+void dmk_prefill__abandon(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+/* Hands over what needs no computing and ends a job whose whole prompt is cached. */
+void dmk_prefill__begin(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
