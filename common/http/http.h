@@ -2,9 +2,14 @@
  *
  * on_request runs when a request is complete, body included. The handler answers at once or later, whole
  * or as a stream. When the client leaves first, on_gone runs and the request must still be ended with
- * dmk_http_end or dmk_http_respond (which then send nothing). Keep-alive and pipelining are handled here.
- * Malformed requests, bodies above the bound, slow clients and too many connections are answered or closed
- * here. */
+ * dmk_http_end or dmk_http_respond (which then send nothing). on_gone never runs inside a call of this
+ * header other than dmk_http_server_free.
+ *
+ * Done here and never seen by the handler: keep-alive, pipelining (one request of a connection at a time,
+ * in order), Expect: 100-continue, HEAD (the body of the answer is left out), HTTP/1.0, malformed requests
+ * (400), too much header (431), body (413), time (408) or connections (503). A client that closes its
+ * sending half while its answer is pending counts as gone. What a turn of the loop writes to a connection
+ * goes out in one piece. */
 #pragma once
 
 #include "common/base/buf.h"
@@ -15,32 +20,40 @@ struct dmk_http_server;
 struct dmk_http_req;
 
 struct dmk_http_conf {
-    const char *host; /* "127.0.0.1", "0.0.0.0", "::" */
+    const char *host; /* "127.0.0.1", "0.0.0.0", "::", or a name */
     uint16_t port;    /* 0 = any free one */
     uint32_t max_connections;
-    size_t max_header_bytes;
+    size_t max_header_bytes; /* request line and headers */
     size_t max_body_bytes;
-    size_t max_write_bytes; /* a response's bytes that wait for a slow reader; beyond it on_gone */
-    uint32_t idle_timeout_ms;    /* keep-alive */
+    size_t max_write_bytes;   /* a stream's bytes that wait for a slow reader; beyond it on_gone */
+    uint32_t idle_timeout_ms; /* keep-alive; also a reader that takes nothing of a pending answer */
     uint32_t request_timeout_ms; /* first byte to complete request */
     void (*on_request)(void *ud, struct dmk_http_req *req);
+    /* The body of an error that is answered here (status, one sentence) as application/json; NULL = the
+     * sentence as text. */
+    void (*on_error)(void *ud, unsigned status, const char *sentence, struct dmk_buf *out);
     void *ud;
 };
 
 int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
                         struct dmk_http_server **ret, struct dmk_error *reterr);
 uint16_t dmk_http_server_port(const struct dmk_http_server *server);
-/* Stops accepting; connections close once their running request has ended. */
+/* Stops accepting; idle connections close, others once their running request has ended. */
 void dmk_http_server_drain(struct dmk_http_server *server);
+/* Breaks what is left; open requests are told that they are gone inside this call and may be ended in it
+ * or after it. */
 void dmk_http_server_free(struct dmk_http_server **server);
 uint32_t dmk_http_server_n_connections(const struct dmk_http_server *server);
 
+/* All views live as long as the request. */
 struct dmk_str dmk_http_method(const struct dmk_http_req *req);
-struct dmk_str dmk_http_path(const struct dmk_http_req *req);  /* without query */
+struct dmk_str dmk_http_path(const struct dmk_http_req *req);  /* without query, as sent */
 struct dmk_str dmk_http_query(const struct dmk_http_req *req); /* without '?' */
-/* Case-insensitive; data NULL when absent. */
+/* Case-insensitive; data NULL when absent; the first of several. */
 struct dmk_str dmk_http_header(const struct dmk_http_req *req, const char *name);
 struct dmk_bytes dmk_http_body(const struct dmk_http_req *req);
+/* "127.0.0.1:4711", for logs. */
+const char *dmk_http_peer(const struct dmk_http_req *req);
 void dmk_http_on_gone(struct dmk_http_req *req, void (*on_gone)(void *ud), void *ud);
 
 /* extra: further header lines, each with "\r\n", or NULL. After this req is gone. */
@@ -48,10 +61,11 @@ void dmk_http_respond(struct dmk_http_req *req, unsigned status, const char *con
                       const char *extra, struct dmk_str body);
 
 /* A stream (chunked): begin once, write any number of times, end. write returns the bytes that wait, or
- * -DMK_EPEER when the client is gone. */
+ * -DMK_EPEER when the client is gone. Empty writes send nothing. */
 void dmk_http_begin(struct dmk_http_req *req, unsigned status, const char *content_type,
                     const char *extra);
 int64_t dmk_http_write(struct dmk_http_req *req, struct dmk_str bytes);
+/* After this req is gone; without a begin before it, answers 500. */
 void dmk_http_end(struct dmk_http_req *req);
-/* Breaks the connection so that the client sees an unfinished body. */
+/* Breaks the connection so that the client sees an unfinished body. After this req is gone. */
 void dmk_http_abort(struct dmk_http_req *req);

@@ -21,9 +21,9 @@ struct dmk_loop {
     uv_idle_t idle;       /* active while the next wait must not block */
     uv_timer_t tick;
     struct dmk_mailbox box;
-    struct dmk_list hooks;    /* of struct dmk_prepare */
-    struct dmk_list deferred; /* of struct dmk_defer */
-    _Atomic(pthread_t) thread;
+    struct dmk_list hooks;     /* of struct dmk_prepare */
+    struct dmk_list deferred;  /* of struct dmk_defer */
+    _Atomic(pthread_t) thread; /* 0 = between runs, when anybody may take it apart */
     atomic_bool stop;
     uint32_t n_jobs;
     uint64_t tick_due_ns;
@@ -202,6 +202,7 @@ void dmk_loop_run(struct dmk_loop *loop)
     }
     uv_timer_stop(&loop->tick);
     atomic_store(&loop->stop, false);
+    atomic_store(&loop->thread, 0);
 }
 
 void dmk_loop_stop(struct dmk_loop *loop)
@@ -218,7 +219,9 @@ uint64_t dmk_loop_now_ns(const struct dmk_loop *loop)
 
 bool dmk_loop_on_thread(const struct dmk_loop *loop)
 {
-    return pthread_equal(atomic_load(&loop->thread), pthread_self());
+    const pthread_t owner = atomic_load(&loop->thread);
+
+    return owner == 0 || pthread_equal(owner, pthread_self());
 }
 
 void dmk_loop_post(struct dmk_loop *loop, struct dmk_post *post)

@@ -22,7 +22,7 @@ void dmk_loop_run(struct dmk_loop *loop);
 void dmk_loop_stop(struct dmk_loop *loop);
 /* Monotonic time, read afresh. */
 uint64_t dmk_loop_now_ns(const struct dmk_loop *loop);
-/* True on the loop's own thread; owners assert it at their doors. */
+/* True on the loop's own thread (and on any once dmk_loop_run has ended); owners assert it at their doors. */
 bool dmk_loop_on_thread(const struct dmk_loop *loop);
 
 typedef void (*dmk_loop_fn)(void *ud);

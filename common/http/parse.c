@@ -1,0 +1,236 @@
+/* From bytes to a request, by llhttp in strict mode. Its callbacks check every bound; a callback that
+ * refuses leaves the status to answer in conn->error. */
+#include "common/http/internal.h"
+#include <stdlib.h>
+#include <strings.h>
+#include "common/base/assert.h"
+
+static int refuse(struct dmk_http__conn *conn, unsigned status, const char *sentence)
+{
+    conn->error = status;
+    conn->sentence = sentence;
+    return HPE_USER;
+}
+
+static int on_message_begin(llhttp_t *parser)
+{
+    struct dmk_http__conn *conn = parser->data;
+    struct dmk_http_req *req = calloc(1, sizeof(*req));
+
+    dmk_assert(req);
+    dmk_assert(!conn->req);
+    req->conn = conn;
+    req->server = conn->server;
+    dmk_list_push_back(&conn->server->reqs, &req->node);
+    dmk_list_init(&req->gone_node);
+    dmk_buf_init(&req->head, conn->server->conf.max_header_bytes);
+    dmk_buf_init(&req->body, conn->server->conf.max_body_bytes + 1);
+    memcpy(req->peer, conn->peer, sizeof(req->peer));
+    conn->req = req;
+    conn->trailers = false;
+    conn->overhead = 0;
+    return 0;
+}
+
+/* Appends to head, of which span is the last piece. */
+static int add_head(struct dmk_http__conn *conn, struct dmk_http__span *span, const char *at,
+                    size_t len)
+{
+    struct dmk_buf *head = &conn->req->head;
+
+    if (span->len == 0) {
+        span->off = head->len;
+    }
+    dmk_buf_append(head, at, len);
+    if (head->failed) {
+        return span == &conn->req->url ? refuse(conn, 414, "the request's URL is too long")
+                                       : refuse(conn, 431, "the request's headers are too large");
+    }
+    span->len += len;
+    return 0;
+}
+
+/* Bytes that are bounded but not kept. */
+static int add_overhead(struct dmk_http__conn *conn, size_t len)
+{
+    conn->overhead += len;
+    return conn->overhead > conn->server->conf.max_header_bytes
+               ? refuse(conn, 431, "the request's trailers or chunk extensions are too large")
+               : 0;
+}
+
+static int on_url(llhttp_t *parser, const char *at, size_t len)
+{
+    struct dmk_http__conn *conn = parser->data;
+
+    return add_head(conn, &conn->req->url, at, len);
+}
+
+static int on_header_field(llhttp_t *parser, const char *at, size_t len)
+{
+    struct dmk_http__conn *conn = parser->data;
+    struct dmk_http_req *req = conn->req;
+
+    if (conn->trailers) {
+        return add_overhead(conn, len);
+    }
+    if (req->n_headers == DMK_HTTP__MAX_HEADERS) {
+        return refuse(conn, 431, "the request has too many headers");
+    }
+    return add_head(conn, &req->headers[req->n_headers].name, at, len);
+}
+
+static int on_header_value(llhttp_t *parser, const char *at, size_t len)
+{
+    struct dmk_http__conn *conn = parser->data;
+
+    if (conn->trailers) {
+        return add_overhead(conn, len);
+    }
+    return add_head(conn, &conn->req->headers[conn->req->n_headers].value, at, len);
+}
+
+static int on_header_value_complete(llhttp_t *parser)
+{
+    struct dmk_http__conn *conn = parser->data;
+
+    if (conn->trailers) {
+        return add_overhead(conn, 4);
+    }
+    conn->req->n_headers++;
+    return 0;
+}
+
+static int on_chunk_extension(llhttp_t *parser, const char *at, size_t len)
+{
+    (void)at;
+    return add_overhead(parser->data, len + 1);
+}
+
+static size_t count_headers(const struct dmk_http_req *req, const char *name)
+{
+    const size_t len = strlen(name);
+    size_t n = 0;
+
+    for (size_t i = 0; i < req->n_headers; i++) {
+        const struct dmk_http__span *s = &req->headers[i].name;
+
+        n += s->len == len && strncasecmp(req->head.data + s->off, name, len) == 0;
+    }
+    return n;
+}
+
+static int check_expect(struct dmk_http__conn *conn, struct dmk_str expect)
+{
+    if (!expect.data || conn->req->is_http10) {
+        return 0;
+    }
+    if (expect.len != 12 || strncasecmp(expect.data, "100-continue", 12) != 0) {
+        return refuse(conn, 417, "the request expects what this server does not know");
+    }
+    dmk_buf_puts(&conn->out, "HTTP/1.1 100 Continue\r\n\r\n");
+    dmk_http__conn_dirty(conn);
+    return 0;
+}
+
+static int on_headers_complete(llhttp_t *parser)
+{
+    struct dmk_http__conn *conn = parser->data;
+    struct dmk_http_req *req = conn->req;
+    const size_t n_hosts = count_headers(req, "host");
+
+    if (parser->http_major != 1 || parser->http_minor > 1) {
+        return refuse(conn, 505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
+    }
+    if (parser->method == HTTP_CONNECT) {
+        return refuse(conn, 405, "this is no proxy");
+    }
+    parser->upgrade = 0; /* an offer to speak something else is ignored, as it may be */
+    req->is_http10 = parser->http_minor == 0;
+    req->is_head = parser->method == HTTP_HEAD;
+    req->method = llhttp_method_name(parser->method);
+    req->keep_alive =
+        llhttp_should_keep_alive(parser); /* its flags are gone at the end of the message */
+    if (n_hosts > 1 || (n_hosts == 0 && !req->is_http10)) {
+        return refuse(conn, 400, "the request must have one Host header");
+    }
+    if (req->is_http10 && (parser->flags & F_TRANSFER_ENCODING)) {
+        return refuse(conn, 400, "HTTP/1.0 has no Transfer-Encoding");
+    }
+    if ((parser->flags & F_CONTENT_LENGTH) &&
+        parser->content_length > conn->server->conf.max_body_bytes) {
+        return refuse(conn, 413, "the request's body is too large");
+    }
+    conn->trailers = true; /* header callbacks from here on */
+    return check_expect(conn, dmk_http_header(req, "expect"));
+}
+
+static int on_body(llhttp_t *parser, const char *at, size_t len)
+{
+    struct dmk_http__conn *conn = parser->data;
+    struct dmk_buf *body = &conn->req->body;
+
+    if (len > conn->server->conf.max_body_bytes - body->len) {
+        return refuse(conn, 413, "the request's body is too large");
+    }
+    dmk_buf_append(body, at, len);
+    return body->failed ? refuse(conn, 413, "the request's body is too large") : 0;
+}
+
+static int on_message_complete(llhttp_t *parser)
+{
+    (void)parser;
+    return HPE_PAUSED; /* one request at a time */
+}
+
+void dmk_http__settings_init(llhttp_settings_t *settings)
+{
+    llhttp_settings_init(settings);
+    settings->on_message_begin = on_message_begin;
+    settings->on_url = on_url;
+    settings->on_header_field = on_header_field;
+    settings->on_header_value = on_header_value;
+    settings->on_header_value_complete = on_header_value_complete;
+    settings->on_headers_complete = on_headers_complete;
+    settings->on_body = on_body;
+    settings->on_chunk_extension_name = on_chunk_extension;
+    settings->on_chunk_extension_value = on_chunk_extension;
+    settings->on_message_complete = on_message_complete;
+}
+
+static void request_complete(struct dmk_http__conn *conn)
+{
+    struct dmk_http_server *server = conn->server;
+    struct dmk_http_req *req = conn->req;
+
+    conn->close_after = !req->keep_alive;
+    conn->progress_ns = dmk_loop_now_ns(server->loop);
+    dmk_http__conn_state(conn, DMK_HTTP__PENDING);
+    server->conf.on_request(server->conf.ud, req);
+}
+
+void dmk_http__conn_parse(struct dmk_http__conn *conn)
+{
+    const char *data = conn->in + conn->in_start;
+    const size_t len = conn->in_end - conn->in_start;
+    enum llhttp_errno err;
+
+    if (len == 0) {
+        return;
+    }
+    if (conn->state == DMK_HTTP__IDLE) {
+        dmk_http__conn_state(conn, DMK_HTTP__READING);
+    }
+    conn->error = 0;
+    err = llhttp_execute(&conn->parser, data, len);
+    if (err == HPE_OK) {
+        conn->in_start = conn->in_end = 0;
+    } else if (err == HPE_PAUSED && conn->req) {
+        conn->in_start = (size_t)(llhttp_get_error_pos(&conn->parser) - conn->in);
+        request_complete(conn);
+    } else if (conn->error) {
+        dmk_http__conn_fail(conn, conn->error, conn->sentence);
+    } else {
+        dmk_http__conn_fail(conn, 400, "the request is malformed");
+    }
+}
