@@ -1,0 +1,574 @@
+/* The streaming parser of what a model writes behind "<|start|>assistant".
+ *
+ *                 text, <|channel|>             <|message|>
+ *   EXPECT_START -------------------> HEADER ----------------> CONTENT
+ *     ^  ^   |        <|start|>        |  ^                     |  |
+ *     |  |   '-------------------------'  '---------------------'  |
+ *     |  |           <|end|>           |    <|start|>, <|channel|> |
+ *     |  '-----------------------------'                           |
+ *     '----------------------------- <|end|> ----------------------'
+ *   any state: <|return|>, <|call|>, <|endoftext|> -> STOPPED, where ids are ignored
+ *
+ * The parser starts in HEADER with the assistant as author. Arrows that a good output does not take are
+ * repairs: counted, never errors. A header that ends without its mark becomes text of its channel. Other
+ * control tokens are dropped, so no spelling of one reaches a client.
+ *
+ * Text on no channel or an unknown one is held back until it is known what it is: reasoning as soon as
+ * content or a call follows, content when the output stops with neither. Reasoning behind held text is held
+ * too, so that its order stands. Words dropped from headers are shown only when nothing else is. One
+ * thread at a time; memory grows with what is held, up to a bound. */
+#include "common/chat/harmony_parse.h"
+
+#include <stdlib.h>
+#include "common/chat/harmony_header.h"
+#include "common/text/utf8.h"
+
+#define MAX_HEADER_IDS 256
+#define MAX_HELD_BYTES ((size_t)4 << 20) /* then it is reasoning */
+
+enum state { EXPECT_START, HEADER, CONTENT, STOPPED };
+
+/* Where the text of a message goes. */
+enum target { TO_HELD, TO_REASONING, TO_CONTENT, TO_CALL };
+
+struct parser {
+    struct dmk_parser_conf conf;
+    struct dmk_str *tool_names;
+
+    enum state state;
+    enum target target; /* in CONTENT */
+    bool assistant;     /* in HEADER: the author is known */
+    bool has_text;      /* the message's text has begun */
+    bool held;          /* something is held back */
+    bool sent_reasoning, sent_content;
+    uint32_t n_calls; /* begun */
+    uint32_t n_tokens;
+    uint32_t n_message_tokens;                 /* since the last message ended */
+    uint32_t n_held_reasoning, n_held_unknown; /* tokens */
+
+    uint32_t header_ids[MAX_HEADER_IDS];
+    size_t n_header_ids;
+    struct dmk_harmony_header header;
+
+    struct dmk_utf8_stream utf8;
+    struct dmk_buf delta;          /* begins with a newline that is sent only between messages */
+    struct dmk_buf held_all;       /* what reasoning is if the held text is reasoning */
+    struct dmk_buf held_reasoning; /* what reasoning is if it is content ... */
+    struct dmk_buf held_unknown;   /* ... and that content */
+    struct dmk_buf spare;          /* words dropped from headers */
+    struct dmk_parse_result result;
+};
+
+static struct parser *self(struct dmk_parser *parser)
+{
+    return (struct parser *)(void *)parser;
+}
+
+static void count(struct parser *p, enum dmk_repair repair)
+{
+    p->result.repairs[repair]++;
+    p->result.n_recovered++;
+}
+
+/* ---- events ---- */
+
+static void send(struct parser *p, enum dmk_event_kind kind, struct dmk_str text)
+{
+    const struct dmk_event event = {
+        .kind = kind,
+        .text = text,
+        .call_index = p->n_calls ? p->n_calls - 1 : 0,
+        .token_index = p->n_tokens ? p->n_tokens - 1 : 0,
+    };
+
+    p->conf.on_event(p->conf.ud, &event);
+}
+
+/* Text that begins a message is joined to what the field holds with one newline. text[-1] is a newline. */
+static void send_field(struct parser *p, enum dmk_event_kind kind, bool *sent, bool begins,
+                       struct dmk_str text)
+{
+    if (begins && *sent) {
+        text = (struct dmk_str){text.data - 1, text.len + 1};
+    }
+    *sent = true;
+    send(p, kind, text);
+}
+
+/* Held buffers begin with a newline, as delta does. */
+static void hold(struct dmk_buf *buf, bool begins, struct dmk_str text)
+{
+    if (buf->len == 0 || begins) {
+        dmk_buf_putc(buf, '\n');
+    }
+    dmk_buf_append_str(buf, text);
+}
+
+static void send_held(struct parser *p, enum dmk_event_kind kind, bool *sent, struct dmk_buf *buf)
+{
+    if (buf->len > 1) {
+        send_field(p, kind, sent, true, (struct dmk_str){buf->data + 1, buf->len - 1});
+    }
+    dmk_buf_reset(buf);
+}
+
+/* Decides what the held text was. */
+static void release(struct parser *p, bool is_content)
+{
+    if (!p->held) {
+        return;
+    }
+    p->held = false;
+    p->result.n_reasoning_tokens += p->n_held_reasoning + (is_content ? 0 : p->n_held_unknown);
+    p->n_held_reasoning = p->n_held_unknown = 0;
+    if (is_content) {
+        send_held(p, DMK_EVENT_REASONING, &p->sent_reasoning, &p->held_reasoning);
+        send_held(p, DMK_EVENT_CONTENT, &p->sent_content, &p->held_unknown);
+        dmk_buf_reset(&p->held_all);
+        return;
+    }
+    send_held(p, DMK_EVENT_REASONING, &p->sent_reasoning, &p->held_all);
+    dmk_buf_reset(&p->held_reasoning);
+    dmk_buf_reset(&p->held_unknown);
+    if (p->target == TO_HELD) {
+        p->target = TO_REASONING;
+    }
+}
+
+/* Sends or holds what delta has behind its newline. */
+static void send_delta(struct parser *p)
+{
+    const struct dmk_str text = {p->delta.data + 1, p->delta.len - 1};
+    const bool begins = !p->has_text;
+
+    if (text.len == 0) {
+        return;
+    }
+    p->has_text = true;
+    switch (p->target) {
+    case TO_CONTENT:
+        release(p, false);
+        send_field(p, DMK_EVENT_CONTENT, &p->sent_content, begins, text);
+        break;
+    case TO_CALL:
+        send(p, DMK_EVENT_CALL_DELTA, text);
+        break;
+    case TO_REASONING:
+        if (!p->held) {
+            send_field(p, DMK_EVENT_REASONING, &p->sent_reasoning, begins, text);
+            break;
+        }
+        hold(&p->held_all, begins, text);
+        hold(&p->held_reasoning, begins, text);
+        break;
+    case TO_HELD:
+        p->held = true;
+        hold(&p->held_all, begins, text);
+        hold(&p->held_unknown, begins, text);
+        break;
+    }
+    if (p->held_all.len > MAX_HELD_BYTES || p->held_all.failed) {
+        release(p, false);
+    }
+}
+
+static void push_bytes(struct parser *p, struct dmk_bytes bytes)
+{
+    p->delta.len = 1;
+    dmk_utf8_stream_push(&p->utf8, bytes, &p->delta);
+    send_delta(p);
+}
+
+/* ---- messages ---- */
+
+static bool is_declared(const struct parser *p, struct dmk_str name)
+{
+    for (size_t i = 0; i < p->conf.n_tool_names; i++) {
+        if (dmk_str_equal(p->tool_names[i], name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum target target_of_channel(struct parser *p, enum dmk_harmony_channel channel)
+{
+    switch (channel) {
+    case DMK_CHANNEL_ANALYSIS:
+        return TO_REASONING;
+    case DMK_CHANNEL_COMMENTARY:
+    case DMK_CHANNEL_FINAL:
+        return TO_CONTENT;
+    case DMK_CHANNEL_NONE:
+    case DMK_CHANNEL_UNKNOWN:
+        break;
+    }
+    count(p, DMK_REPAIR_NO_CHANNEL);
+    return TO_HELD;
+}
+
+/* What the recipient makes of the message; *ret_name is the function's name for a call. */
+static enum target find_target(struct parser *p, struct dmk_str *ret_name)
+{
+    static const char prefix[] = "functions.";
+    const struct dmk_harmony_header *header = &p->header;
+    struct dmk_str name = header->recipient;
+    const bool is_function = name.len >= sizeof(prefix) && !header->form.bare_name;
+
+    if (header->foreign) {
+        count(p, DMK_REPAIR_FOREIGN_AUTHOR);
+        return TO_HELD;
+    }
+    if (is_function) {
+        name = (struct dmk_str){name.data + sizeof(prefix) - 1, name.len - sizeof(prefix) + 1};
+    }
+    if (name.len && (is_function || is_declared(p, name))) {
+        if (p->conf.tools_allowed) {
+            *ret_name = name;
+            return TO_CALL;
+        }
+        count(p, DMK_REPAIR_CALL_NOT_ALLOWED);
+        return TO_CONTENT;
+    }
+    if (name.len && !dmk_str_is(name, "all")) {
+        count(p, DMK_REPAIR_UNKNOWN_RECIPIENT);
+    }
+    return target_of_channel(p, header->channel);
+}
+
+static void begin_call(struct parser *p, struct dmk_str name)
+{
+    char id[DMK_CALL_ID_BYTES];
+    struct dmk_event event = {
+        .kind = DMK_EVENT_CALL_BEGIN, .call_index = p->n_calls, .token_index = p->n_tokens - 1};
+
+    dmk_call_id_make(p->conf.call_id_seed, p->n_calls, &p->header.form, id);
+    p->delta.len = 1;
+    dmk_utf8_append_lossy(&p->delta, (struct dmk_bytes){(const uint8_t *)name.data, name.len});
+    event.name = (struct dmk_str){p->delta.data + 1, p->delta.len - 1};
+    event.call_id = (struct dmk_str){id, DMK_CALL_ID_LEN};
+    p->n_calls++;
+    p->conf.on_event(p->conf.ud, &event);
+}
+
+static void begin_message(struct parser *p)
+{
+    struct dmk_str name;
+
+    p->state = CONTENT;
+    p->has_text = false;
+    p->utf8 = (struct dmk_utf8_stream){0};
+    p->target = find_target(p, &name);
+    if (p->target == TO_CALL) {
+        release(p, false);
+        begin_call(p, name);
+    }
+}
+
+/* cut: from outside, so a call is not finished. */
+static void end_message(struct parser *p, bool cut)
+{
+    p->delta.len = 1;
+    dmk_utf8_stream_end(&p->utf8, &p->delta);
+    send_delta(p);
+    if (p->target == TO_CALL && !cut) {
+        send(p, DMK_EVENT_CALL_END, (struct dmk_str){"", 0});
+        p->result.n_calls++;
+        p->result.end = DMK_PARSE_TOOL_CALLS;
+    } else if (p->target == TO_REASONING && p->held) {
+        p->n_held_reasoning += p->n_message_tokens;
+    } else if (p->target == TO_REASONING) {
+        p->result.n_reasoning_tokens += p->n_message_tokens;
+    } else if (p->target == TO_HELD) {
+        p->n_held_unknown += p->n_message_tokens;
+    }
+    p->n_message_tokens = 0;
+    p->state = EXPECT_START;
+}
+
+static void read_header(struct parser *p, bool closed)
+{
+    dmk_harmony_header_read(&p->header, p->conf.vocab, p->header_ids, p->n_header_ids, p->assistant,
+                            closed);
+    p->n_header_ids = 0;
+}
+
+static void begin_header(struct parser *p, bool assistant)
+{
+    p->state = HEADER;
+    p->assistant = assistant;
+    p->n_header_ids = 0;
+}
+
+/* <|message|>: the words that meant nothing are kept in case nothing else is shown. */
+static void close_header(struct parser *p)
+{
+    read_header(p, true);
+    if (p->header.noise) {
+        count(p, DMK_REPAIR_HEADER_NOISE);
+    }
+    if (p->spare.len < MAX_HELD_BYTES) {
+        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.prose));
+        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.rest));
+    }
+    begin_message(p);
+}
+
+/* Text that stands before any channel is a message of its own, on no channel. */
+static void push_prose(struct parser *p)
+{
+    if (p->header.prose.len == 0) {
+        return;
+    }
+    p->state = CONTENT;
+    p->has_text = false;
+    p->utf8 = (struct dmk_utf8_stream){0};
+    p->target = target_of_channel(p, DMK_CHANNEL_NONE);
+    push_bytes(p, dmk_buf_bytes(&p->header.prose));
+}
+
+/* A header that ended, or grew too long, without its mark: what can not be header is the body. Afterwards
+ * the parser stands in CONTENT if there was any, else where it was. */
+static void open_header(struct parser *p, bool cut)
+{
+    read_header(p, false);
+    if (cut && p->header.partial) {
+        return;
+    }
+    count(p, DMK_REPAIR_NO_MESSAGE);
+    push_prose(p);
+    if (p->header.rest.len || (p->header.recipient.len && !p->header.prose.len)) {
+        if (p->state == CONTENT) {
+            end_message(p, cut);
+        }
+        begin_message(p);
+        push_bytes(p, dmk_buf_bytes(&p->header.rest));
+    }
+}
+
+static bool header_says_nothing(const struct parser *p)
+{
+    return p->n_header_ids == 0;
+}
+
+/* Ends whatever is open. */
+static void finish(struct parser *p, bool cut)
+{
+    if (p->state == HEADER && !header_says_nothing(p)) {
+        open_header(p, cut);
+    }
+    if (p->state == CONTENT) {
+        end_message(p, cut);
+    }
+    p->state = EXPECT_START;
+}
+
+/* ---- ids ---- */
+
+static void push_header_id(struct parser *p, uint32_t id)
+{
+    p->header_ids[p->n_header_ids++] = id;
+    if (p->n_header_ids == MAX_HEADER_IDS) {
+        open_header(p, false);
+        if (p->state == HEADER) {
+            begin_message(p);
+        }
+    }
+}
+
+static void push_start(struct parser *p)
+{
+    if (p->state == CONTENT) {
+        count(p, DMK_REPAIR_OPEN_MESSAGE);
+        finish(p, false);
+    } else if (p->state == HEADER && header_says_nothing(p)) {
+        count(p, DMK_REPAIR_STRAY_TOKEN);
+    } else {
+        finish(p, false);
+    }
+    begin_header(p, false);
+}
+
+static void push_channel(struct parser *p)
+{
+    if (p->state == CONTENT) {
+        count(p, DMK_REPAIR_OPEN_MESSAGE);
+        finish(p, false);
+        begin_header(p, true);
+    } else if (p->state == EXPECT_START) {
+        count(p, DMK_REPAIR_NO_START);
+        begin_header(p, true);
+    }
+    push_header_id(p, DMK_TOKEN_CHANNEL);
+}
+
+static void push_message(struct parser *p)
+{
+    if (p->state == CONTENT) {
+        count(p, DMK_REPAIR_STRAY_TOKEN);
+        return;
+    }
+    if (p->state == EXPECT_START) {
+        count(p, DMK_REPAIR_NO_START);
+        begin_header(p, true);
+    }
+    close_header(p);
+}
+
+static void push_text(struct parser *p, uint32_t id)
+{
+    if (p->state == CONTENT) {
+        push_bytes(p, dmk_token_bytes(p->conf.vocab, id));
+        return;
+    }
+    if (p->state == EXPECT_START) {
+        count(p, DMK_REPAIR_NO_START);
+        begin_header(p, true);
+    }
+    push_header_id(p, id);
+}
+
+/* <|end|> and the stop ids. */
+static void push_end(struct parser *p)
+{
+    if (p->state == EXPECT_START || (p->state == HEADER && header_says_nothing(p))) {
+        count(p, DMK_REPAIR_STRAY_TOKEN);
+    }
+    finish(p, false);
+}
+
+void dmk_harmony_parser_push(struct dmk_parser *parser, uint32_t id)
+{
+    struct parser *p = self(parser);
+
+    if (p->state == STOPPED) {
+        return;
+    }
+    p->n_tokens++;
+    p->n_message_tokens++;
+    switch (id) {
+    case DMK_TOKEN_RETURN:
+    case DMK_TOKEN_CALL:
+    case DMK_TOKEN_END_OF_TEXT:
+        push_end(p);
+        p->result.stop_id = id;
+        p->state = STOPPED;
+        break;
+    case DMK_TOKEN_END:
+        push_end(p);
+        break;
+    case DMK_TOKEN_START:
+        push_start(p);
+        break;
+    case DMK_TOKEN_CHANNEL:
+        push_channel(p);
+        break;
+    case DMK_TOKEN_MESSAGE:
+        push_message(p);
+        break;
+    case DMK_TOKEN_CONSTRAIN:
+        if (p->state == HEADER) {
+            push_header_id(p, id);
+        } else {
+            count(p, DMK_REPAIR_STRAY_TOKEN);
+        }
+        break;
+    default:
+        if (dmk_token_is_special(id)) {
+            count(p, DMK_REPAIR_STRAY_TOKEN);
+        } else {
+            push_text(p, id);
+        }
+    }
+}
+
+void dmk_harmony_parser_end(struct dmk_parser *parser, bool cut,
+                            struct dmk_parse_result *ret_result)
+{
+    struct parser *p = self(parser);
+
+    if (p->state != STOPPED) {
+        finish(p, cut);
+        p->state = STOPPED;
+    }
+    release(p, !cut && !p->sent_content && p->n_calls == 0);
+    if (p->spare.len && !p->sent_content && !p->sent_reasoning && p->n_calls == 0) {
+        send(p, cut ? DMK_EVENT_REASONING : DMK_EVENT_CONTENT, dmk_buf_str(&p->spare));
+    }
+    *ret_result = p->result;
+}
+
+/* ---- life ---- */
+
+static bool copy_tool_names(struct parser *p)
+{
+    const size_t n = p->conf.n_tool_names;
+    size_t bytes = n * sizeof(*p->tool_names);
+
+    for (size_t i = 0; i < n; i++) {
+        bytes += p->conf.tool_names[i].len;
+    }
+    p->tool_names = malloc(bytes + 1);
+    if (!p->tool_names) {
+        return false;
+    }
+    char *at = (char *)(p->tool_names + n);
+
+    for (size_t i = 0; i < n; i++) {
+        const struct dmk_str name = p->conf.tool_names[i];
+
+        if (name.len) {
+            memcpy(at, name.data, name.len);
+        }
+        p->tool_names[i] = (struct dmk_str){at, name.len};
+        at += name.len;
+    }
+    return true;
+}
+
+struct dmk_parser *dmk_harmony_parser_new(const struct dmk_parser_conf *conf)
+{
+    struct parser *p = calloc(1, sizeof(*p));
+
+    if (!p) {
+        return NULL;
+    }
+    p->conf = *conf;
+    if (!copy_tool_names(p)) {
+        free(p);
+        return NULL;
+    }
+    p->conf.tool_names = p->tool_names;
+    dmk_harmony_header_init(&p->header);
+    dmk_buf_init(&p->delta, 0);
+    dmk_buf_init(&p->held_all, 0);
+    dmk_buf_init(&p->held_reasoning, 0);
+    dmk_buf_init(&p->held_unknown, 0);
+    dmk_buf_init(&p->spare, 0);
+    dmk_buf_putc(&p->delta, '\n');
+    begin_header(p, true);
+    struct dmk_parser *parser = (struct dmk_parser *)(void *)p;
+
+    if (p->delta.failed) {
+        dmk_harmony_parser_free(&parser);
+    }
+    return parser;
+}
+
+void dmk_harmony_parser_free(struct dmk_parser **parser)
+{
+    if (!*parser) {
+        return;
+    }
+    struct parser *p = self(*parser);
+
+    dmk_harmony_header_fini(&p->header);
+    dmk_buf_fini(&p->delta);
+    dmk_buf_fini(&p->held_all);
+    dmk_buf_fini(&p->held_reasoning);
+    dmk_buf_fini(&p->held_unknown);
+    dmk_buf_fini(&p->spare);
+    free(p->tool_names);
+    free(p);
+    *parser = NULL;
+}
