@@ -236,7 +236,7 @@ static int read_rope(const struct source *src, struct dmk_shape *s)
         return r;
     }
     if (!rope) {
-        return 0;
+        return 0; /* the published YaRN, as transformers has it */
     }
     if ((r = dmk_json_get_str(rope, where, "rope_type", DMK_JSON_OPTIONAL, &type, src->reterr)) <
             0 ||
@@ -248,6 +248,7 @@ static int read_rope(const struct source *src, struct dmk_shape *s)
         return read_yarn(src, rope, where, s);
     }
     if (dmk_str_is(type, "default")) {
+        s->rope_factor = 1.0;
         return 0;
     }
     return dmk_error_set(src->reterr, -DMK_ENOTSUP,
@@ -421,7 +422,6 @@ int dmk_config_load(const char *dir, const char *outer_dir, struct dmk_config *r
     if (r < 0) {
         return r;
     }
-    c.shape.rope_factor = 1.0; /* plain RoPE unless the file says otherwise */
     (void)snprintf(path, sizeof(path), "%s/config.json", dir);
     r = dmk_json_load(path, MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH, &root, reterr);
     if (r < 0) {

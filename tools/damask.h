@@ -1,0 +1,5 @@
+/* The `damask` tool: subcommands are functions in files cmd_*.c, listed in damask.c. */
+#pragma once
+
+/* argv[0] is the subcommand's name. The return value is the process's exit status. */
+int dmk_cmd_tinymodel(int argc, char **argv);
