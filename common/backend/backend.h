@@ -1,0 +1,72 @@
+/* The narrow door to a device: memory, streams, events, graphs, and which kernels run there.
+ *
+ * A backend is one device as one rank's thread drives it; nothing in it is thread-safe. open, alloc and
+ * the making of events and graphs happen at start; the rest is the step path and never allocates.
+ *
+ * On the host ("cpu", and "ref" with the plain kernels) a stream is a team of threads and every call on
+ * it has finished when it returns, so events are always done and there are no graphs. A device queues:
+ * its errors are sticky and come out of sync and query as -DMK_EDEVICE. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "common/base/error.h"
+#include "kernels/kernels.h"
+
+struct dmk_event;
+struct dmk_graph;
+struct dmk_backend;
+
+enum dmk_mem {
+    DMK_MEM_DEVICE, /* weights, activations, pages; zeroed, aligned to a page of the system */
+    DMK_MEM_HOST,   /* what the host fills and the device reads: ids, positions, page ids */
+};
+
+enum dmk_stream_id { DMK_STREAM_COMPUTE, DMK_STREAM_COPY };
+
+struct dmk_backend_conf {
+    uint32_t device;
+    uint32_t n_threads;     /* host: threads of the team, the caller's included */
+    bool oversubscribed;    /* host: more threads than cores in all, so do not spin for work */
+    uint32_t max_k;         /* columns of the widest matrix, for scratch memory */
+};
+
+struct dmk_backend_ops {
+    const char *name;
+    int (*open)(const struct dmk_backend_conf *conf, struct dmk_backend **ret,
+                struct dmk_error *reterr);
+    void (*close)(struct dmk_backend *be);
+    int (*alloc)(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr);
+    void (*free)(struct dmk_backend *be, enum dmk_mem mem, void *ptr, size_t bytes);
+    struct dmk_stream *(*stream)(struct dmk_backend *be, enum dmk_stream_id id);
+    void (*copy)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, const void *src,
+                 size_t bytes);
+    int (*sync)(struct dmk_backend *be, struct dmk_stream *stream);
+    /* Events order streams, and let the host ask: query gives 1 done, 0 not yet, negative lost. */
+    int (*event_new)(struct dmk_backend *be, struct dmk_event **ret);
+    void (*event_free)(struct dmk_backend *be, struct dmk_event *event);
+    void (*record)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
+    void (*wait)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
+    int (*query)(struct dmk_backend *be, struct dmk_event *event);
+    /* All four, or none where a device has no graphs (checked by dmk_backend_open). */
+    int (*graph_begin)(struct dmk_backend *be, struct dmk_stream *stream);
+    int (*graph_end)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph **ret);
+    int (*graph_run)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph *graph);
+    void (*graph_free)(struct dmk_backend *be, struct dmk_graph *graph);
+    void (*kernels)(struct dmk_backend *be, struct dmk_kernels *ret_kernels);
+};
+
+/* Every implementation's struct begins with this. */
+struct dmk_backend {
+    const struct dmk_backend_ops *ops;
+};
+
+/* "cpu", "ref" or "cuda"; -DMK_ENOENT for other names, -DMK_ENOTSUP where it is not built. */
+int dmk_backend_open(const char *name, const struct dmk_backend_conf *conf, struct dmk_backend **ret,
+                     struct dmk_error *reterr);
+void dmk_backend_close(struct dmk_backend **backend);
+
+extern const struct dmk_backend_ops dmk_backend_cpu;
+extern const struct dmk_backend_ops dmk_backend_ref;
+extern const struct dmk_backend_ops dmk_backend_cuda;

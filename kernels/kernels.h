@@ -1,0 +1,224 @@
+/* The operations of the forward pass: what each one computes, to the bit.
+ *
+ * Each operation takes one const struct of arguments, with every shape in a comment, and a stream (where
+ * it runs). `struct dmk_kernels` is the table of them. dmk_kernels_ref fills it with the plain C that
+ * defines the results; dmk_kernels_cpu overwrites entries with what this processor runs fastest. All
+ * host implementations give the same bits, and a row's result does not depend on the other rows of the
+ * call (see kernels/math.h for the order of sums). Nothing here allocates, waits or fails.
+ *
+ * Shapes are row-major; a `stride` counts elements from row to row. Pointers need the alignment of their
+ * element only. T stands for token rows of the step, H for the hidden size, I for the intermediate size,
+ * G for query heads per KV head. Head and expert counts are those of the calling rank. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DMK_KERNEL_HEAD_DIM 64
+#define DMK_KERNEL_PAGE     64 /* tokens of a KV page; attention sums keys in blocks of this size */
+#define DMK_MAX_TOPK        8  /* experts per token */
+#define DMK_ATTN_TILE       16 /* query tokens of one attention tile */
+#define DMK_NONE            UINT32_MAX
+
+/* Where an operation runs. On the host: a team of threads, and the call returns when the work is done.
+ * Items are taken in order by whichever thread is free; thread numbers the scratch memory. */
+struct dmk_stream;
+typedef void dmk_task_fn(const void *args, uint32_t item, void *scratch);
+struct dmk_stream {
+    uint32_t n_threads;
+    size_t scratch_bytes; /* per thread, 64-byte aligned; >= dmk_kernels_scratch_bytes */
+    void (*run)(struct dmk_stream *stream, dmk_task_fn *fn, const void *args, uint32_t n_items);
+};
+
+/* x[t] = table[ids[t]] */
+struct dmk_embed_args {
+    const uint16_t *table; /* [vocab][hidden] bf16 */
+    const uint32_t *ids;   /* [n_rows] */
+    uint16_t *x;           /* [n_rows][hidden] bf16 */
+    uint32_t n_rows, hidden;
+};
+
+/* r = 1 / sqrt(sum(x*x) / hidden + eps), the sum in 16 lanes; y = bf16((x * r) * scale) */
+struct dmk_rmsnorm_args {
+    const uint16_t *x;     /* [*][hidden] bf16 */
+    const uint32_t *rows;  /* [n_rows] rows of x to take, or NULL: row i is i */
+    const uint16_t *scale; /* [hidden] bf16 */
+    uint16_t *y;           /* [n_rows][hidden] bf16 */
+    uint32_t n_rows, hidden;
+    float eps;
+};
+
+/* y[t][n] = tree over slices s of dot(w[n][s*k ..], x[t][s*k ..]), then + bias[n] when there is one.
+ * The tree adds neighbours: n_slices is 1, 2, 4 or 8. Exactly one of y_bf16 and y_f32 is set. */
+struct dmk_linear_args {
+    const uint16_t *w;    /* [n_out][w_stride] bf16 */
+    const uint16_t *bias; /* [n_out] bf16, or NULL */
+    const uint16_t *x;    /* [n_rows][x_stride] bf16 */
+    uint16_t *y_bf16;     /* [n_rows][y_stride] */
+    float *y_f32;         /* [n_rows][y_stride] */
+    uint64_t w_stride, x_stride, y_stride;
+    uint32_t n_rows, n_out, k, n_slices;
+};
+
+/* In place, pairs (i, i+32): a' = bf16(a*cos - b*sin), b' = bf16(b*cos + a*sin), each product rounded. */
+struct dmk_rope_args {
+    uint16_t *x;               /* [n_rows][n_heads][64] bf16 */
+    const uint32_t *positions; /* [n_rows] */
+    const float *table;        /* [positions][32][2]: cos, sin, both times the concentration */
+    uint32_t n_rows, n_heads;
+};
+
+/* Writes a step's keys and values of one layer into its pages. */
+struct dmk_kv_write_args {
+    const uint16_t *k, *v;    /* [n_rows][n_heads][64] bf16, keys after RoPE */
+    const uint32_t *row_page; /* [n_rows] page id, DMK_NONE: the row is not kept */
+    const uint32_t *row_slot; /* [n_rows] token inside the page */
+    uint8_t *pages;           /* [n_heads][n_pages][page_bytes]: K[64][64], then V[64][64], bf16 */
+    uint32_t n_rows, n_heads, n_pages, page_bytes;
+};
+
+/* One sequence's rows in an attention call. Block b of its keys (positions 64b .. 64b+63) lies in page
+ * ring[b % n_ring] of a sliding layer, page_ids[first_page + b] of a full one. */
+struct dmk_attn_seq {
+    uint32_t row, n_tokens; /* its rows are row .. row + n_tokens - 1 */
+    uint32_t pos;           /* position of the first */
+    uint32_t first_page;
+    uint32_t ring[4];
+    uint32_t n_ring;
+};
+
+/* A piece of the work: n_tokens <= DMK_ATTN_TILE rows of one sequence. */
+struct dmk_attn_tile {
+    uint32_t seq;
+    uint32_t first, n_tokens; /* relative to the sequence's first row */
+};
+
+/* Attention with a sink, for each query head of each row at position p:
+ *   visible keys: p - window + 1 .. p, or all up to p when window is 0.
+ *   m = sink, l = 1, acc = 0; then for each block of 64 positions that has a visible key, ascending:
+ *     s_j = 0.125 * (sum over d ascending, fused multiply-adds from +0)
+ *     m' = max(m, s_j);  c = exp(m - m');  p_j = exp(s_j - m') (0 where not visible)
+ *     l = l * c + (p summed over the block: 16 lanes, lane j % 16 takes its four ascending)
+ *     acc_d = acc_d * c, then fused += p_j * v_j[d] over visible j ascending
+ *   out_d = bf16(acc_d / l)
+ * Keys come from the pages; those at or after seq.pos come from k and v instead where fresh is set
+ * (sliding layers, whose ring can not hold a whole chunk). */
+struct dmk_attn_args {
+    const uint16_t *q;     /* [n_rows][n_kv_heads][G][64] bf16, after RoPE */
+    const uint16_t *k, *v; /* [n_rows][n_kv_heads][64] bf16, the step's own; read when fresh */
+    const uint8_t *pages;  /* [n_kv_heads][n_pages][page_bytes] of this layer */
+    const uint32_t *page_ids;
+    const struct dmk_attn_seq *seqs;   /* [n_seqs] */
+    const struct dmk_attn_tile *tiles; /* [n_tiles], every row of every sequence once */
+    const uint16_t *sinks;             /* [n_kv_heads][G] bf16 */
+    uint16_t *out;                     /* [n_rows][n_kv_heads][G][64] bf16 */
+    uint32_t n_seqs, n_tiles, n_kv_heads, group, n_pages, page_bytes;
+    uint32_t window; /* 0: full attention */
+    bool fresh;
+};
+
+/* The k largest of each row, equal values by lowest index first; weights = softmax over them in fp32
+ * (sum in that order), rounded to bf16. */
+struct dmk_topk_args {
+    const uint16_t *scores; /* [n_rows][n_experts] bf16 */
+    uint32_t *ids;          /* [n_rows][k] */
+    float *weights;         /* [n_rows][k] bf16 values */
+    uint32_t n_rows, n_experts, k;
+};
+
+/* Which rows go to which of a rank's experts. A slot is one (row, expert) pair; slots are ordered by
+ * expert, then by row. */
+struct dmk_moe_plan {
+    uint32_t *expert_begin; /* [n_experts + 1] first slot of each local expert */
+    uint32_t *slot_row;     /* [n_rows * k] */
+    float *slot_weight;     /* [n_rows * k] */
+    uint32_t *row_slots;    /* [n_rows][k] the row's slots by ascending expert, then DMK_NONE */
+    uint32_t *slot_group;   /* [n_rows * k] local group: (expert - expert_first) / experts_per_group */
+    uint32_t *row_at;       /* [n_experts] working memory */
+};
+
+struct dmk_moe_group_args {
+    const uint32_t *ids;  /* [n_rows][k] over the whole model's experts */
+    const float *weights; /* [n_rows][k] */
+    struct dmk_moe_plan plan;
+    uint32_t n_rows, k;
+    uint32_t expert_first, n_experts, experts_per_group;
+};
+
+enum dmk_weight_format { DMK_WEIGHT_BF16, DMK_WEIGHT_MXFP4 };
+
+/* A matrix for each local expert, rows of K = cols. */
+struct dmk_expert_weights {
+    enum dmk_weight_format format;
+    const uint8_t *blocks; /* MXFP4 [n_experts][rows][cols/32][16]; bf16 [n_experts][rows][cols] */
+    const uint8_t *scales; /* MXFP4 [n_experts][rows][cols/32] UE8M0 */
+    const uint16_t *bias;  /* [n_experts][rows] bf16 */
+    uint32_t rows, cols;
+};
+
+/* h = dot + bias in fp32 (rows 2j gate, 2j+1 up); a = min(gate, limit), u = clamp(up, -limit, limit);
+ * z = bf16((a * sigmoid(alpha * a)) * (u + 1)) */
+struct dmk_moe_gate_up_args {
+    struct dmk_expert_weights w; /* rows 2I, cols H */
+    const uint16_t *x;           /* [n_rows][H] bf16 */
+    struct dmk_moe_plan plan;
+    uint16_t *z; /* [slots][I] bf16 */
+    uint32_t n_experts;
+    float alpha, limit;
+};
+
+/* y = dot + bias, fp32 */
+struct dmk_moe_down_args {
+    struct dmk_expert_weights w; /* rows H, cols I */
+    const uint16_t *z;           /* [slots][I] bf16 */
+    struct dmk_moe_plan plan;
+    float *y; /* [slots][H] */
+    uint32_t n_experts;
+};
+
+/* Per row: group sums start at +0 and take weight * y fused, by ascending expert; then the tree over the
+ * rank's n_groups (1, 2, 4 or 8) groups adds neighbours, empty ones too. */
+struct dmk_moe_combine_args {
+    const float *y; /* [slots][hidden] */
+    struct dmk_moe_plan plan;
+    float *out; /* [n_rows][hidden] */
+    uint32_t n_rows, k, hidden, n_groups;
+};
+
+/* x = bf16(x + bf16(sum + bias)), bias NULL: nothing is added */
+struct dmk_residual_args {
+    uint16_t *x;          /* [n_rows][hidden] bf16 */
+    const float *sum;     /* [n_rows][hidden] */
+    const uint16_t *bias; /* [hidden] bf16, or NULL */
+    uint32_t n_rows, hidden;
+};
+
+struct dmk_kernels {
+    const char *name; /* "ref", "avx2", "avx512", ... */
+    void (*embed)(const struct dmk_embed_args *args, struct dmk_stream *stream);
+    void (*rmsnorm)(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);
+    void (*linear)(const struct dmk_linear_args *args, struct dmk_stream *stream);
+    void (*rope)(const struct dmk_rope_args *args, struct dmk_stream *stream);
+    void (*kv_write)(const struct dmk_kv_write_args *args, struct dmk_stream *stream);
+    void (*attn)(const struct dmk_attn_args *args, struct dmk_stream *stream);
+    void (*topk)(const struct dmk_topk_args *args, struct dmk_stream *stream);
+    void (*moe_group)(const struct dmk_moe_group_args *args, struct dmk_stream *stream);
+    void (*moe_gate_up)(const struct dmk_moe_gate_up_args *args, struct dmk_stream *stream);
+    void (*moe_down)(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
+    void (*moe_combine)(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
+    void (*residual)(const struct dmk_residual_args *args, struct dmk_stream *stream);
+};
+
+/* Bytes of scratch a thread needs for matrices of up to max_k columns. */
+size_t dmk_kernels_scratch_bytes(uint32_t max_k);
+
+/* The plain ones. */
+void dmk_kernels_ref(struct dmk_kernels *ret_kernels);
+
+/* The fastest ones for this processor. */
+void dmk_kernels_cpu(struct dmk_kernels *ret_kernels);
+
+/* Overwrites the entries that the named set ("avx2", "avx512") has; false, and nothing is touched, when
+ * it is not built or this processor lacks the instructions. For tests and benches. */
+bool dmk_kernels_cpu_variant(const char *name, struct dmk_kernels *kernels);
