@@ -4,7 +4,7 @@
  * it runs). `struct dmk_kernels` is the table of them. dmk_kernels_ref fills it with the plain C that
  * defines the results; dmk_kernels_cpu overwrites entries with what this processor runs fastest. All
  * host implementations give the same bits, and a row's result does not depend on the other rows of the
- * call (see kernels/math.h for the order of sums). Nothing here allocates, waits or fails.
+ * call (see kernels/numeric.h for the order of sums). Nothing here allocates, waits or fails.
  *
  * Shapes are row-major; a `stride` counts elements from row to row. Pointers need the alignment of their
  * element only. T stands for token rows of the step, H for the hidden size, I for the intermediate size,
@@ -134,8 +134,9 @@ struct dmk_moe_plan {
     uint32_t *slot_row;     /* [n_rows * k] */
     float *slot_weight;     /* [n_rows * k] */
     uint32_t *row_slots;    /* [n_rows][k] the row's slots by ascending expert, then DMK_NONE */
-    uint32_t *slot_group;   /* [n_rows * k] local group: (expert - expert_first) / experts_per_group */
-    uint32_t *row_at;       /* [n_experts] working memory */
+    uint32_t
+        *slot_group;  /* [n_rows * k] local group: (expert - expert_first) / experts_per_group */
+    uint32_t *row_at; /* [n_experts] working memory */
 };
 
 struct dmk_moe_group_args {

@@ -27,9 +27,9 @@ enum dmk_stream_id { DMK_STREAM_COMPUTE, DMK_STREAM_COPY };
 
 struct dmk_backend_conf {
     uint32_t device;
-    uint32_t n_threads;     /* host: threads of the team, the caller's included */
-    bool oversubscribed;    /* host: more threads than cores in all, so do not spin for work */
-    uint32_t max_k;         /* columns of the widest matrix, for scratch memory */
+    uint32_t n_threads;  /* host: threads of the team, the caller's included */
+    bool oversubscribed; /* host: more threads than cores in all, so do not spin for work */
+    uint32_t max_k;      /* columns of the widest matrix, for scratch memory */
 };
 
 struct dmk_backend_ops {
@@ -63,8 +63,8 @@ struct dmk_backend {
 };
 
 /* "cpu", "ref" or "cuda"; -DMK_ENOENT for other names, -DMK_ENOTSUP where it is not built. */
-int dmk_backend_open(const char *name, const struct dmk_backend_conf *conf, struct dmk_backend **ret,
-                     struct dmk_error *reterr);
+int dmk_backend_open(const char *name, const struct dmk_backend_conf *conf,
+                     struct dmk_backend **ret, struct dmk_error *reterr);
 void dmk_backend_close(struct dmk_backend **backend);
 
 extern const struct dmk_backend_ops dmk_backend_cpu;

@@ -21,8 +21,9 @@ static int open_with(const struct dmk_backend_ops *ops, const struct dmk_backend
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the backend");
     }
     cpu->base.ops = ops;
-    int status = dmk_team_new("kernel", conf->n_threads ? conf->n_threads : 1, !conf->oversubscribed,
-                              dmk_kernels_scratch_bytes(conf->max_k), &cpu->team, reterr);
+    int status =
+        dmk_team_new("kernel", conf->n_threads ? conf->n_threads : 1, !conf->oversubscribed,
+                     dmk_kernels_scratch_bytes(conf->max_k), &cpu->team, reterr);
     if (status != 0) {
         free(cpu);
         return status;
@@ -54,8 +55,8 @@ static int alloc_host(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, vo
 {
     (void)be;
     (void)mem;
-    void *ptr = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                     0);
+    void *ptr =
+        mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (ptr == MAP_FAILED) {
         return -DMK_ENOMEM;
     }

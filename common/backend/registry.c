@@ -20,8 +20,8 @@ static void check_ops(const struct dmk_backend_ops *ops)
                graphs == (ops->graph_free != NULL));
 }
 
-int dmk_backend_open(const char *name, const struct dmk_backend_conf *conf, struct dmk_backend **ret,
-                     struct dmk_error *reterr)
+int dmk_backend_open(const char *name, const struct dmk_backend_conf *conf,
+                     struct dmk_backend **ret, struct dmk_error *reterr)
 {
     for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
         if (strcmp(backends[i]->name, name) == 0) {

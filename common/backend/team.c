@@ -2,8 +2,8 @@
  *
  * A member waits for the epoch to change, first spinning and then in a futex; the leader makes the
  * wake-up call only when a member has said that it sleeps. Both waits re-check after announcing, so a
- * wake-up can not be lost. Items of a job are taken from one counter, which carries the epoch in its
- * upper half: a late member can not take an item of the next job. */
+ * wake-up can not be lost. Items of a job are taken from one counter; a job ends when every member has
+ * left it, so none can take an item of the next one. */
 #include "common/backend/team.h"
 
 #include <limits.h>
@@ -18,8 +18,8 @@
 #include "common/base/assert.h"
 
 #define LINE       64
-#define SPINS      20000 /* about 50 us of pauses */
-#define SPINS_DONE 100000
+#define SPINS      2000 /* some 40 us of pauses */
+#define SPINS_DONE 20000
 
 struct member {
     struct dmk_team *team;
@@ -147,7 +147,8 @@ static void take_items(void *ud, uint32_t thread)
     }
 }
 
-static void run_items(struct dmk_stream *stream, dmk_task_fn *fn, const void *args, uint32_t n_items)
+static void run_items(struct dmk_stream *stream, dmk_task_fn *fn, const void *args,
+                      uint32_t n_items)
 {
     struct dmk_team *team = (struct dmk_team *)(void *)stream;
     if (n_items == 1 || stream->n_threads == 1) {

@@ -5,8 +5,8 @@
 #define B DMK_KERNEL_PAGE
 
 /* Key (and, 64 rows further on in a page, value) of position j for one KV head. */
-static void find_key(const struct dmk_attn_args *a, const struct dmk_attn_seq *seq, uint32_t kv_head,
-                     uint32_t j, const uint16_t **ret_k, const uint16_t **ret_v)
+static void find_key(const struct dmk_attn_args *a, const struct dmk_attn_seq *seq,
+                     uint32_t kv_head, uint32_t j, const uint16_t **ret_k, const uint16_t **ret_v)
 {
     if (a->fresh && j >= seq->pos) {
         size_t at = ((size_t)(seq->row + j - seq->pos) * a->n_kv_heads + kv_head) * D;
@@ -15,7 +15,8 @@ static void find_key(const struct dmk_attn_args *a, const struct dmk_attn_seq *s
         return;
     }
     uint32_t block = j / B;
-    uint32_t page = a->window ? seq->ring[block % seq->n_ring] : a->page_ids[seq->first_page + block];
+    uint32_t page =
+        a->window ? seq->ring[block % seq->n_ring] : a->page_ids[seq->first_page + block];
     const uint8_t *at = a->pages + ((size_t)kv_head * a->n_pages + page) * a->page_bytes;
     *ret_k = (const uint16_t *)(const void *)at + (j % B) * D;
     *ret_v = *ret_k + B * D;

@@ -128,8 +128,8 @@ void dmk_ref_moe_combine(const struct dmk_moe_combine_args *a, struct dmk_stream
             float group[8] = {0};
             for (uint32_t n = 0; n < a->k && slots[n] != DMK_NONE; n++) {
                 uint32_t g = a->plan.slot_group[slots[n]];
-                group[g] = fmaf(a->plan.slot_weight[slots[n]], a->y[(size_t)slots[n] * a->hidden + i],
-                                group[g]);
+                group[g] = fmaf(a->plan.slot_weight[slots[n]],
+                                a->y[(size_t)slots[n] * a->hidden + i], group[g]);
             }
             for (uint32_t width = a->n_groups; width > 1; width /= 2) {
                 for (uint32_t g = 0; g < width / 2; g++) {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "kernels/kernels.h"
-#include "kernels/math.h"
+#include "kernels/numeric.h"
 
 /* dot(w, x) over k elements, in 16 lanes. */
 float dmk_ref_dot(const uint16_t *w, const uint16_t *x, uint32_t k);
 
 /* The same with one MXFP4 row: blocks [k/32][16], scales [k/32]. */
-float dmk_ref_dot_mxfp4(const uint8_t *blocks, const uint8_t *scales, const uint16_t *x, uint32_t k);
+float dmk_ref_dot_mxfp4(const uint8_t *blocks, const uint8_t *scales, const uint16_t *x,
+                        uint32_t k);
 
 void dmk_ref_embed(const struct dmk_embed_args *args, struct dmk_stream *stream);
 void dmk_ref_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);

@@ -34,7 +34,8 @@ static inline float dmk_lanes_sum(const float lane[DMK_LANES])
  * results are rounded, below them 0 follows, above the range infinity; a NaN stays a NaN. */
 static inline float dmk_expf(float x)
 {
-    const float magic = 0x1.8p23f; /* adding it rounds to an integer, which stands in the low bits */
+    const float magic =
+        0x1.8p23f; /* adding it rounds to an integer, which stands in the low bits */
     x = -104.0f > x ? -104.0f : x;
     x = 89.0f < x ? 89.0f : x;
     float t = fmaf(x, 0x1.715476p+0f, magic); /* log2(e) */

@@ -1,0 +1,308 @@
+/* The engine: opens a model over its ranks, runs steps, says what it is.
+ *
+ * Ranks are threads of a team; rank 0 is whoever calls dmk_engine_step. All memory is taken here at
+ * start and given back at close. */
+#include "common/model/engine_internal.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/backend/team.h"
+#include "common/base/assert.h"
+#include "common/model/rope.h"
+
+static uint32_t count_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) {
+        return 1;
+    }
+    return CPU_COUNT(&set) > 0 ? (uint32_t)CPU_COUNT(&set) : 1;
+}
+
+int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
+                         const char *what, struct dmk_error *reterr)
+{
+    struct dmk_engine *engine = rank->engine;
+    void *ptr;
+    dmk_assert(engine->n_allocs < sizeof(engine->allocs) / sizeof(engine->allocs[0]));
+    if (rank->backend->ops->alloc(rank->backend, mem, bytes, &ptr) != 0) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %s of rank %u: %zu bytes", what,
+                             rank->index, bytes);
+    }
+    engine->allocs[engine->n_allocs++] = (struct dmk_engine_alloc){rank->backend, mem, ptr, bytes};
+    memcpy(ret_ptr, &ptr, sizeof(ptr));
+    return 0;
+}
+
+int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
+                          struct dmk_error *reterr)
+{
+    const struct dmk_shape *s = &engine->shape;
+    const size_t T = engine->conf.max_step_tokens, bf16 = sizeof(uint16_t), u32 = sizeof(uint32_t);
+    const size_t n_kv = (size_t)rank->shard.n_kv_heads * DMK_HEAD_DIM;
+    const size_t n_q = n_kv * (s->n_heads / s->n_kv_heads), slots = T * s->experts_per_token;
+    const size_t R = engine->conf.prefill ? 0 : engine->conf.max_logit_rows;
+    struct dmk_acts *a = &rank->acts;
+    struct {
+        void *ret;
+        size_t bytes;
+    } parts[] = {
+        {&a->x, T * s->hidden * bf16},
+        {&a->norm, T * s->hidden * bf16},
+        {&a->q, T * n_q * bf16},
+        {&a->k, T * n_kv * bf16},
+        {&a->v, T * n_kv * bf16},
+        {&a->heads, T * n_q * bf16},
+        {&a->sum, T * s->hidden * sizeof(float)},
+        {&a->scores, T * s->n_experts * bf16},
+        {&a->chosen, slots * u32},
+        {&a->weights, slots * sizeof(float)},
+        {&a->moe.expert_begin, (rank->shard.n_experts + 1) * u32},
+        {&a->moe.slot_row, slots * u32},
+        {&a->moe.slot_weight, slots * sizeof(float)},
+        {&a->moe.row_slots, slots * u32},
+        {&a->moe.slot_group, slots * u32},
+        {&a->moe.row_at, rank->shard.n_experts * u32},
+        {&a->z, slots * s->intermediate * bf16},
+        {&a->y, slots * s->hidden * sizeof(float)},
+        {&a->last, R * s->hidden * bf16},
+    };
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        int status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, parts[i].bytes, parts[i].ret,
+                                          "the activations", reterr);
+        if (status != 0) {
+            return status;
+        }
+    }
+    return 0;
+}
+
+static int alloc_pages(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
+{
+    const struct dmk_shape *s = &engine->shape;
+    struct dmk_kv_mem *kv = &rank->kv;
+    kv->layout = (struct dmk_kv_layout){
+        .n_full_layers = dmk_shape_n_full_layers(s),
+        .n_window_layers = dmk_shape_n_window_layers(s),
+        .n_kv_heads = s->n_kv_heads,
+        .kv_head_first = rank->shard.kv_head_first,
+        .n_local_heads = rank->shard.n_kv_heads,
+        .page_bytes = 2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t),
+        .n_full_pages = engine->conf.n_full_pages,
+        .n_window_pages = engine->conf.n_window_pages,
+    };
+    int status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, dmk_kv_full_bytes(&kv->layout),
+                                      &kv->full, "the full page pool", reterr);
+    if (status == 0) {
+        status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, dmk_kv_window_bytes(&kv->layout),
+                                      &kv->window, "the window page pool", reterr);
+    }
+    return status;
+}
+
+static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk_backend_conf *conf,
+                     struct dmk_error *reterr)
+{
+    struct dmk_rank *rank = &engine->ranks[index];
+    rank->engine = engine;
+    rank->index = index;
+    rank->shard = dmk_layout_shard(&engine->shape, engine->conf.layout, index);
+    int status = dmk_backend_open(engine->conf.backend, conf, &rank->backend, reterr);
+    if (status != 0) {
+        return status;
+    }
+    rank->stream = rank->backend->ops->stream(rank->backend, DMK_STREAM_COMPUTE);
+    rank->backend->ops->kernels(rank->backend, &rank->kernels);
+    status = alloc_pages(engine, rank, reterr);
+    return status == 0 ? dmk_engine_acts_alloc(engine, rank, reterr) : status;
+}
+
+static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *shape,
+                      struct dmk_error *reterr)
+{
+    if (c->layout.dp > 1) {
+        return dmk_error_set(
+            reterr, -DMK_ENOTSUP,
+            "dp = %u is not supported yet by the engine; use dp = 1 and more workers",
+            c->layout.dp);
+    }
+    int status = dmk_layout_check(shape, c->layout, c->prefill, reterr);
+    if (status != 0) {
+        return status;
+    }
+    const struct {
+        const char *name;
+        uint32_t value, min, max;
+    } bounds[] = {
+        {"max_step_tokens", c->max_step_tokens, 1, 1u << 20},
+        {"max_step_seqs", c->max_step_seqs, 1, 1u << 16},
+        {"max_logit_rows", c->max_logit_rows, c->prefill ? 0 : 1, 1u << 20},
+        {"n_full_pages", c->n_full_pages, 1, 1u << 28},
+        {"n_window_pages", c->n_window_pages, DMK_WINDOW_RING, 1u << 28},
+        {"n_threads", c->n_threads, 0, 1024},
+    };
+    for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
+        if (bounds[i].value < bounds[i].min || bounds[i].value > bounds[i].max) {
+            return dmk_error_set(reterr, -DMK_EINVAL, "engine option %s is %u but must be %u to %u",
+                                 bounds[i].name, bounds[i].value, bounds[i].min, bounds[i].max);
+        }
+    }
+    return 0;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
+{
+    const struct dmk_shape *s = &engine->shape;
+    uint32_t n_cores = count_cores();
+    uint32_t n_threads = engine->conf.n_threads ? engine->conf.n_threads : n_cores;
+    uint32_t per_rank = max_u32(n_threads / engine->n_ranks, 1);
+    struct dmk_backend_conf conf = {
+        .n_threads = per_rank,
+        .oversubscribed = per_rank * engine->n_ranks > n_cores,
+        .max_k = max_u32(max_u32(s->hidden, s->intermediate), s->n_heads * DMK_HEAD_DIM),
+    };
+    for (uint32_t i = 0; i < engine->n_ranks; i++) {
+        conf.device = i;
+        int status = open_rank(engine, i, &conf, reterr);
+        if (status != 0) {
+            return status;
+        }
+    }
+    int status = dmk_coll_local_new(engine->n_ranks, conf.oversubscribed, &engine->coll, reterr);
+    if (status != 0) {
+        return status;
+    }
+    return dmk_team_new("rank", engine->n_ranks, !conf.oversubscribed, 0, &engine->team, reterr);
+}
+
+int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weights *weights,
+                            struct dmk_engine **ret, struct dmk_error *reterr)
+{
+    int status = check_conf(conf, &weights->shape, reterr);
+    if (status != 0) {
+        return status;
+    }
+    struct dmk_engine *engine = calloc(1, sizeof(*engine));
+    if (!engine) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the engine");
+    }
+    engine->conf = *conf;
+    engine->weights = weights;
+    engine->shape = weights->shape;
+    engine->n_ranks = conf->layout.tp;
+    uint64_t pageable = (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
+    engine->n_positions =
+        pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
+    /* The reference set on the host is told apart by its options, not by its bits. */
+    bool host = strcmp(conf->backend, "cuda") != 0;
+    snprintf(engine->numerics, sizeof(engine->numerics), "%s-bf16-k1-%s",
+             weights->expert_format == DMK_EXPERTS_MXFP4 ? "mxfp4" : "bf16", host ? "cpu" : "cuda");
+
+    status = open_ranks(engine, reterr);
+    if (status == 0) {
+        status = dmk_engine_plan_alloc(engine, reterr);
+    }
+    if (status == 0) {
+        size_t bytes = (size_t)engine->n_positions * DMK_HEAD_DIM * sizeof(float);
+        status = dmk_engine_alloc_mem(&engine->ranks[0], DMK_MEM_HOST, bytes, &engine->rope,
+                                      "the rope table", reterr);
+    }
+    if (status != 0) {
+        dmk_engine_close(&engine);
+        return status;
+    }
+    dmk_rope_table(&engine->shape, engine->n_positions, engine->rope);
+    *ret = engine;
+    return 0;
+}
+
+int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
+                    struct dmk_error *reterr)
+{
+    struct dmk_weights_conf weights_conf = {conf->model_dir, true, conf->on_progress, conf->ud};
+    struct dmk_weights *weights;
+    int status = dmk_weights_open(&weights_conf, &weights, reterr);
+    if (status != 0) {
+        return status;
+    }
+    status = dmk_engine_open_weights(conf, weights, ret, reterr);
+    if (status != 0) {
+        dmk_weights_close(&weights);
+        return status;
+    }
+    (*ret)->owns_weights = true;
+    return 0;
+}
+
+void dmk_engine_close(struct dmk_engine **ptr)
+{
+    struct dmk_engine *engine = *ptr;
+    if (!engine) {
+        return;
+    }
+    dmk_team_free(&engine->team);
+    for (uint32_t i = 0; i < engine->n_allocs; i++) {
+        struct dmk_engine_alloc *alloc = &engine->allocs[i];
+        alloc->backend->ops->free(alloc->backend, alloc->mem, alloc->ptr, alloc->bytes);
+    }
+    for (uint32_t i = 0; i < engine->n_ranks; i++) {
+        dmk_backend_close(&engine->ranks[i].backend);
+    }
+    if (engine->coll) {
+        dmk_coll_free(&engine->coll);
+    }
+    if (engine->owns_weights) {
+        dmk_weights_close(&engine->weights);
+    }
+    free(engine);
+    *ptr = NULL;
+}
+
+static void run_rank(void *ud, uint32_t thread)
+{
+    struct dmk_engine *engine = ud;
+    struct dmk_rank *rank = &engine->ranks[thread];
+    rank->status = dmk_forward(rank, &engine->plan, engine->step);
+}
+
+int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step)
+{
+    dmk_engine_plan(engine, step);
+    engine->step = step;
+    dmk_team_each(engine->team, run_rank, engine);
+    engine->step = NULL;
+    for (uint32_t i = 0; i < engine->n_ranks; i++) {
+        if (engine->ranks[i].status != 0) {
+            return engine->ranks[i].status;
+        }
+    }
+    return 0;
+}
+
+const struct dmk_shape *dmk_engine_shape(const struct dmk_engine *engine)
+{
+    return &engine->shape;
+}
+
+uint32_t dmk_engine_n_ranks(const struct dmk_engine *engine)
+{
+    return engine->n_ranks;
+}
+
+const struct dmk_kv_mem *dmk_engine_kv(const struct dmk_engine *engine, uint32_t rank)
+{
+    dmk_assert(rank < engine->n_ranks);
+    return &engine->ranks[rank].kv;
+}
+
+const char *dmk_engine_numerics(const struct dmk_engine *engine)
+{
+    return engine->numerics;
+}

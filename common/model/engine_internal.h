@@ -1,0 +1,110 @@
+/* Inside the engine: the plan of a step, what a rank holds, and the forward pass.
+ *
+ * The plan is the step turned into arrays that kernels index; it is the same for all ranks. A rank has
+ * its device, its slices of the weights, its pages and its activations. Everything is allocated when
+ * the engine opens. */
+#pragma once
+
+#include "common/backend/backend.h"
+#include "common/coll/coll.h"
+#include "common/model/engine.h"
+#include "common/model/weights.h"
+#include "kernels/kernels.h"
+
+struct dmk_team;
+
+struct dmk_step_plan {
+    uint32_t n_rows; /* T: token rows of the step, sequence after sequence */
+    uint32_t n_seqs, n_tiles;
+    uint32_t n_logit_rows;
+    uint32_t *ids;         /* [T] */
+    uint32_t *positions;   /* [T] */
+    uint32_t *slot;        /* [T] token inside its page */
+    uint32_t *full_page;   /* [T] */
+    uint32_t *window_page; /* [T] or DMK_NONE: a later row of the step takes its place */
+    uint32_t *page_ids;    /* full pages of all sequences, one after the other */
+    uint32_t *logit_rows;  /* [n_logit_rows] */
+    struct dmk_attn_seq *seqs;
+    struct dmk_attn_tile *tiles;
+};
+
+/* Activations of a rank; widths are the rank's own share. */
+struct dmk_acts {
+    uint16_t *x;      /* [T][H] residual stream, bf16; equal on all ranks */
+    uint16_t *norm;   /* [T][H] */
+    uint16_t *q;      /* [T][heads][64] */
+    uint16_t *k, *v;  /* [T][kv heads][64] */
+    uint16_t *heads;  /* [T][heads][64] attention output */
+    float *sum;       /* [T][H] partial sums that cross ranks */
+    uint16_t *scores; /* [T][E] router */
+    uint32_t *chosen; /* [T][k] expert ids */
+    float *weights;   /* [T][k] */
+    struct dmk_moe_plan moe;
+    uint16_t *z;    /* [T*k][I] */
+    float *y;       /* [T*k][H] */
+    uint16_t *last; /* [logit rows][H] */
+};
+
+struct dmk_engine;
+
+struct dmk_rank {
+    struct dmk_engine *engine;
+    uint32_t index;
+    struct dmk_shard shard;
+    struct dmk_backend *backend;
+    struct dmk_stream *stream;
+    struct dmk_kernels kernels;
+    struct dmk_kv_mem kv;
+    struct dmk_acts acts;
+    int status; /* of the last step */
+};
+
+#define DMK_ENGINE_MAX_RANKS  8
+#define DMK_ENGINE_MAX_ALLOCS 40
+
+/* One allocation of a rank's backend, to give back. */
+struct dmk_engine_alloc {
+    struct dmk_backend *backend;
+    enum dmk_mem mem;
+    void *ptr;
+    size_t bytes;
+};
+
+struct dmk_engine {
+    struct dmk_weights *weights;
+    bool owns_weights;
+    struct dmk_shape shape;
+    struct dmk_engine_conf conf;
+    uint32_t n_ranks;
+    uint32_t n_positions; /* rows of the rope table: positions that pages can hold */
+    float *rope;          /* [n_positions][32][2] */
+    struct dmk_step_plan plan;
+    struct dmk_coll *coll;
+    struct dmk_team *team; /* one thread a rank; rank 0 is the caller's */
+    struct dmk_rank ranks[DMK_ENGINE_MAX_RANKS];
+    const struct dmk_step *step;
+    bool cancelled; /* written by rank 0 between two barriers */
+    char numerics[48];
+    struct dmk_engine_alloc allocs[DMK_ENGINE_MAX_RANKS * DMK_ENGINE_MAX_ALLOCS];
+    uint32_t n_allocs;
+};
+
+/* As dmk_engine_open, over weights that are in memory already and stay the caller's. */
+int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weights *weights,
+                            struct dmk_engine **ret, struct dmk_error *reterr);
+
+/* Allocates the plan and the activations of all ranks. */
+int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr);
+int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
+                          struct dmk_error *reterr);
+
+/* Zeroed memory of the rank's backend that lives as long as the engine. */
+int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
+                         const char *what, struct dmk_error *reterr);
+
+/* Turns the step into arrays; asserts the bounds that the caller promised. */
+void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step);
+
+/* One rank's whole step. 0 or -DMK_ECANCELLED, the same on all ranks. */
+int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
+                const struct dmk_step *step);

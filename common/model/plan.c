@@ -1,0 +1,105 @@
+/* The plan of a step: which row is which token, and where its keys go. Pure apart from the arrays that
+ * it fills; on the engine thread, before the ranks start. */
+#include "common/model/engine_internal.h"
+
+#include "common/base/assert.h"
+
+int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
+{
+    const struct dmk_engine_conf *c = &engine->conf;
+    struct dmk_rank *rank = &engine->ranks[0];
+    struct dmk_step_plan *p = &engine->plan;
+    const size_t u32 = sizeof(uint32_t), T = c->max_step_tokens;
+    size_t n_pages = (size_t)c->max_step_seqs * dmk_kv_pages_for(engine->n_positions);
+    size_t n_tiles = T / DMK_ATTN_TILE + c->max_step_seqs;
+    struct {
+        void *ret;
+        size_t bytes;
+    } parts[] = {
+        {&p->ids, T * u32},
+        {&p->positions, T * u32},
+        {&p->slot, T * u32},
+        {&p->full_page, T * u32},
+        {&p->window_page, T * u32},
+        {&p->page_ids, n_pages * u32},
+        {&p->logit_rows, (c->max_logit_rows + 1) * u32},
+        {&p->seqs, c->max_step_seqs * sizeof(*p->seqs)},
+        {&p->tiles, n_tiles * sizeof(*p->tiles)},
+    };
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, parts[i].bytes, parts[i].ret,
+                                          "the step plan", reterr);
+        if (status != 0) {
+            return status;
+        }
+    }
+    return 0;
+}
+
+static void plan_rows(struct dmk_step_plan *p, const struct dmk_step_seq *seq, uint32_t row)
+{
+    uint32_t last_block = (seq->pos + seq->n_tokens - 1) / DMK_PAGE_TOKENS;
+    for (uint32_t i = 0; i < seq->n_tokens; i++) {
+        uint32_t position = seq->pos + i, block = position / DMK_PAGE_TOKENS;
+        p->ids[row + i] = seq->ids[i];
+        p->positions[row + i] = position;
+        p->slot[row + i] = position % DMK_PAGE_TOKENS;
+        p->full_page[row + i] = seq->full_pages[block];
+        p->window_page[row + i] =
+            block + seq->n_ring > last_block ? seq->ring[block % seq->n_ring] : DMK_NONE;
+    }
+}
+
+static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_tokens)
+{
+    for (uint32_t first = 0; first < n_tokens; first += DMK_ATTN_TILE) {
+        uint32_t left = n_tokens - first;
+        p->tiles[p->n_tiles++] = (struct dmk_attn_tile){
+            .seq = seq_index,
+            .first = first,
+            .n_tokens = left < DMK_ATTN_TILE ? left : DMK_ATTN_TILE,
+        };
+    }
+}
+
+void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
+{
+    const struct dmk_engine_conf *c = &engine->conf;
+    struct dmk_step_plan *p = &engine->plan;
+    uint32_t n_pages = 0;
+    p->n_rows = p->n_tiles = p->n_logit_rows = 0;
+    p->n_seqs = step->n_seqs;
+    dmk_assert(step->n_seqs <= c->max_step_seqs);
+    for (uint32_t i = 0; i < step->n_seqs; i++) {
+        const struct dmk_step_seq *seq = &step->seqs[i];
+        dmk_assert(seq->n_tokens > 0 && seq->n_tokens <= c->max_step_tokens - p->n_rows);
+        dmk_assert((uint64_t)seq->pos + seq->n_tokens <= engine->n_positions);
+        dmk_assert(seq->n_ring >= DMK_WINDOW_RING && seq->n_ring <= DMK_WINDOW_RING_MAX);
+        dmk_assert(seq->dp == 0);
+        plan_rows(p, seq, p->n_rows);
+        plan_tiles(p, i, seq->n_tokens);
+        p->seqs[i] = (struct dmk_attn_seq){
+            .row = p->n_rows,
+            .n_tokens = seq->n_tokens,
+            .pos = seq->pos,
+            .first_page = n_pages,
+            .n_ring = seq->n_ring,
+        };
+        for (uint32_t slot = 0; slot < seq->n_ring; slot++) {
+            p->seqs[i].ring[slot] = seq->ring[slot];
+        }
+        uint32_t seq_pages = dmk_kv_pages_for((uint64_t)seq->pos + seq->n_tokens);
+        for (uint32_t page = 0; page < seq_pages; page++) {
+            p->page_ids[n_pages++] = seq->full_pages[page];
+        }
+        uint32_t n_logits = seq->logits == DMK_LOGITS_ALL    ? seq->n_tokens
+                            : seq->logits == DMK_LOGITS_LAST ? 1
+                                                             : 0;
+        dmk_assert(n_logits <= c->max_logit_rows - p->n_logit_rows);
+        for (uint32_t r = seq->n_tokens - n_logits; r < seq->n_tokens; r++) {
+            p->logit_rows[p->n_logit_rows++] = p->n_rows + r;
+        }
+        p->n_rows += seq->n_tokens;
+    }
+    dmk_assert(p->n_logit_rows == 0 || (step->logits && !c->prefill));
+}

@@ -1,0 +1,460 @@
+/* The engine's promise: a sequence's logits depend on its own tokens only, bit for bit. Not on the cut
+ * into chunks, the company in the step, the pages, the ring, the number of ranks or the kernels. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/rng.h"
+#include "common/model/engine_internal.h"
+#include "kernels/dtype.h"
+#include "tests/unit/model/memory.h"
+
+#define MAX_TOKENS 256
+#define N_FULL     160
+#define N_WINDOW   24
+#define MAX_PAGES  128
+#define MAX_SEQS   4
+#define VOCAB      512
+
+static uint64_t seed;
+
+static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *backend, uint32_t tp)
+{
+    struct dmk_engine_conf conf = {.backend = backend,
+                                   .layout = {tp, 1},
+                                   .n_threads = 2,
+                                   .n_full_pages = N_FULL,
+                                   .n_window_pages = N_WINDOW,
+                                   .max_step_tokens = MAX_TOKENS,
+                                   .max_step_seqs = MAX_SEQS,
+                                   .max_logit_rows = MAX_TOKENS};
+    struct dmk_engine *engine = NULL;
+    struct dmk_error error = {0};
+    if (dmk_engine_open_weights(&conf, weights, &engine, &error) != 0) {
+        fail_msg("open: %s", error.text);
+    }
+    return engine;
+}
+
+/* A sequence with pages of its own, in an order drawn from the salt. */
+struct seq {
+    uint32_t ids[8192], n_ids, pos;
+    uint32_t pages[MAX_PAGES], ring[4], n_ring;
+};
+
+static void seq_init(struct seq *seq, uint32_t n_ids, uint64_t text, uint32_t first_page,
+                     uint32_t first_ring, bool backwards)
+{
+    memset(seq, 0, sizeof(*seq));
+    seq->n_ids = n_ids;
+    for (uint32_t i = 0; i < n_ids; i++) {
+        seq->ids[i] = (uint32_t)(dmk_rng_u64(seed, text, i) % VOCAB);
+    }
+    uint32_t n_pages = dmk_kv_pages_for(n_ids);
+    for (uint32_t i = 0; i < n_pages; i++) {
+        seq->pages[i] = first_page + (backwards ? n_pages - 1 - i : i);
+    }
+    seq->n_ring = backwards ? 4 : 3;
+    for (uint32_t i = 0; i < seq->n_ring; i++) {
+        seq->ring[i] = first_ring + (backwards ? seq->n_ring - 1 - i : i);
+    }
+}
+
+static struct dmk_step_seq take_chunk(struct seq *seq, uint32_t n_tokens, enum dmk_logits logits)
+{
+    struct dmk_step_seq chunk = {.ids = seq->ids + seq->pos,
+                                 .n_tokens = n_tokens,
+                                 .pos = seq->pos,
+                                 .full_pages = seq->pages,
+                                 .n_ring = seq->n_ring,
+                                 .logits = logits};
+    memcpy(chunk.ring, seq->ring, sizeof(chunk.ring));
+    seq->pos += n_tokens;
+    return chunk;
+}
+
+/* Runs the sequence in chunks of the given length; every position's logits go to out [n_ids][VOCAB]. */
+static void run_chunks(struct dmk_engine *engine, struct seq *seq, uint32_t chunk, float *out)
+{
+    while (seq->pos < seq->n_ids) {
+        uint32_t at = seq->pos, left = seq->n_ids - at;
+        struct dmk_step_seq part = take_chunk(seq, left < chunk ? left : chunk, DMK_LOGITS_ALL);
+        struct dmk_step step = {.seqs = &part, .n_seqs = 1, .logits = out + (size_t)at * VOCAB};
+        assert_int_equal(dmk_engine_step(engine, &step), 0);
+    }
+}
+
+static float *new_logits(uint32_t n_rows)
+{
+    float *logits = malloc((size_t)n_rows * VOCAB * sizeof(float));
+    assert_non_null(logits);
+    memset(logits, 0xff, (size_t)n_rows * VOCAB * sizeof(float)); /* NaN */
+    return logits;
+}
+
+static void check_rows(const float *got, const float *want, uint32_t n_rows, const char *what)
+{
+    for (uint32_t r = 0; r < n_rows; r++) {
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            size_t at = (size_t)r * VOCAB + i;
+            if (memcmp(&got[at], &want[at], sizeof(float)) != 0) {
+                fail_msg("%s: row %u, token %u: %a instead of %a", what, r, i, (double)got[at],
+                         (double)want[at]);
+            }
+            if (!(want[at] > -100.0f && want[at] < 100.0f)) {
+                fail_msg("%s: row %u, token %u: %g is no sane logit", what, r, i, (double)want[at]);
+            }
+        }
+    }
+}
+
+/* What one token at a time through the plain kernels on one rank gives. */
+static float *plain_logits(struct dmk_weights *weights, uint32_t n_ids, uint64_t text)
+{
+    struct dmk_engine *engine = open_engine(weights, "ref", 1);
+    static struct seq seq;
+    seq_init(&seq, n_ids, text, 0, 0, false);
+    float *logits = new_logits(n_ids);
+    run_chunks(engine, &seq, 1, logits);
+    dmk_engine_close(&engine);
+    return logits;
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(4);
+    const uint32_t n = 260, chunks[] = {1, 7, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256};
+    for (int format = 0; format < 2; format++) {
+        struct dmk_weights *weights = memory_weights(&shape, format, seed);
+        float *want = plain_logits(weights, n, 1), *got = new_logits(n);
+        struct dmk_engine *engine = open_engine(weights, "cpu", 1);
+        for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+            static struct seq seq;
+            char what[64];
+            seq_init(&seq, n, 1, 3 + (uint32_t)i, 2, i % 2);
+            run_chunks(engine, &seq, chunks[i], got);
+            snprintf(what, sizeof(what), "format %d, chunks of %u", format, chunks[i]);
+            check_rows(got, want, n, what);
+        }
+        dmk_engine_close(&engine);
+        free(want);
+        free(got);
+        memory_weights_free(weights);
+    }
+}
+
+/* Three sequences at different places, each in its own chunks, in one step. */
+static void test_company(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    const uint32_t n[3] = {200, 140, 70}, chunk[3] = {50, 13, 1};
+    static struct seq seqs[3];
+    float *want[3], *got[3], *out = new_logits(MAX_TOKENS);
+    for (uint32_t i = 0; i < 3; i++) {
+        want[i] = plain_logits(weights, n[i], 10 + i);
+        got[i] = new_logits(n[i]);
+        seq_init(&seqs[i], n[i], 10 + i, 5 + 30 * i, 6 * i, i == 1);
+    }
+    struct dmk_engine *engine = open_engine(weights, "cpu", 2);
+    for (;;) {
+        struct dmk_step_seq parts[3];
+        uint32_t who[3], at[3], n_parts = 0;
+        for (uint32_t i = 0; i < 3; i++) {
+            uint32_t left = seqs[i].n_ids - seqs[i].pos;
+            if (left > 0) {
+                who[n_parts] = i;
+                at[n_parts] = seqs[i].pos;
+                parts[n_parts++] = take_chunk(&seqs[i], left < chunk[i] ? left : chunk[i],
+                                              i == 0 ? DMK_LOGITS_LAST : DMK_LOGITS_ALL);
+            }
+        }
+        if (n_parts == 0) {
+            break;
+        }
+        struct dmk_step step = {.seqs = parts, .n_seqs = n_parts, .logits = out};
+        assert_int_equal(dmk_engine_step(engine, &step), 0);
+        const float *row = out;
+        for (uint32_t i = 0; i < n_parts; i++) {
+            uint32_t rows = who[i] == 0 ? 1 : parts[i].n_tokens;
+            uint32_t first = who[i] == 0 ? at[i] + parts[i].n_tokens - 1 : at[i];
+            check_rows(row, want[who[i]] + (size_t)first * VOCAB, rows, "in company");
+            row += (size_t)rows * VOCAB;
+        }
+    }
+    dmk_engine_close(&engine);
+    for (uint32_t i = 0; i < 3; i++) {
+        free(want[i]);
+        free(got[i]);
+    }
+    free(out);
+    memory_weights_free(weights);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(4);
+    const uint32_t n = 150;
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    float *want = plain_logits(weights, n, 2), *got = new_logits(n);
+    static struct seq seq;
+    for (uint32_t tp = 1; tp <= 8; tp *= 2) {
+        const char *backends[] = {"ref", "cpu"};
+        for (int b = 0; b < 2; b++) {
+            struct dmk_engine *engine = open_engine(weights, backends[b], tp);
+            char what[64];
+            snprintf(what, sizeof(what), "%u ranks, %s", tp, backends[b]);
+            assert_int_equal(dmk_engine_n_ranks(engine), tp);
+            seq_init(&seq, n, 2, 0, 0, true);
+            run_chunks(engine, &seq, 40, got);
+            check_rows(got, want, n, what);
+            dmk_engine_close(&engine);
+        }
+    }
+    free(want);
+    free(got);
+    memory_weights_free(weights);
+}
+
+/* Pages hold the same bytes at the same place, whoever computed them: what a transfer relies on. */
+static void test_pages_of_ranks(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    const uint32_t n = 150;
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    struct dmk_engine *one = open_engine(weights, "cpu", 1), *four = open_engine(weights, "cpu", 4);
+    float *logits = new_logits(n);
+    static struct seq seq;
+    seq_init(&seq, n, 3, 7, 4, false);
+    run_chunks(one, &seq, 150, logits);
+    seq.pos = 0;
+    run_chunks(four, &seq, 31, logits);
+    const struct dmk_kv_mem *a = dmk_engine_kv(one, 0);
+    for (uint32_t head = 0; head < 8; head++) {
+        const struct dmk_kv_mem *b = dmk_engine_kv(four, head / 2);
+        assert_int_equal(b->layout.kv_head_first, head / 2 * 2);
+        for (uint32_t block = 0; block < 3; block++) {
+            uint64_t used = block == 2 ? (150 - 128) * 128 : 64 * 128;
+            for (uint32_t kv = 0; kv < 2; kv++) {
+                const char *full_a = (char *)a->full + kv * 8192 +
+                                     dmk_kv_full_offset(&a->layout, 0, head, seq.pages[block]);
+                const char *full_b = (char *)b->full + kv * 8192 +
+                                     dmk_kv_full_offset(&b->layout, 0, head % 2, seq.pages[block]);
+                assert_memory_equal(full_a, full_b, used);
+                const char *ring_a = (char *)a->window + kv * 8192 +
+                                     dmk_kv_window_offset(&a->layout, 0, head, seq.ring[block]);
+                const char *ring_b = (char *)b->window + kv * 8192 +
+                                     dmk_kv_window_offset(&b->layout, 0, head % 2, seq.ring[block]);
+                assert_memory_equal(ring_a, ring_b, used);
+            }
+        }
+    }
+    dmk_engine_close(&one);
+    dmk_engine_close(&four);
+    free(logits);
+    memory_weights_free(weights);
+}
+
+/* A fork: the half-filled page and the ring are copied, then both go on. */
+static void test_copies(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    const uint32_t n = 100, fork_at = 80;
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    float *want = plain_logits(weights, n, 4), *got = new_logits(n);
+    struct dmk_engine *engine = open_engine(weights, "cpu", 2);
+    static struct seq seq;
+    seq_init(&seq, n, 4, 0, 0, false);
+    struct dmk_step_seq part = take_chunk(&seq, fork_at, DMK_LOGITS_NONE);
+    struct dmk_step step = {.seqs = &part, .n_seqs = 1};
+    assert_int_equal(dmk_engine_step(engine, &step), 0);
+    struct dmk_page_copy copies[] = {{.src = 1, .dst = 60},
+                                     {.window = true, .src = 0, .dst = 10},
+                                     {.window = true, .src = 1, .dst = 9}};
+    seq.pages[1] = 60;
+    seq.ring[0] = 10;
+    seq.ring[1] = 9;
+    seq.ring[2] = 8;
+    part = take_chunk(&seq, n - fork_at, DMK_LOGITS_ALL);
+    step = (struct dmk_step){
+        .seqs = &part, .n_seqs = 1, .copies = copies, .n_copies = 3, .logits = got};
+    assert_int_equal(dmk_engine_step(engine, &step), 0);
+    check_rows(got, want + (size_t)fork_at * VOCAB, n - fork_at, "after a fork");
+    dmk_engine_close(&engine);
+    free(want);
+    free(got);
+    memory_weights_free(weights);
+}
+
+/* Beyond the original context of 4096 positions, in big chunks and in odd ones. */
+static void test_long(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    const uint32_t n = 4360;
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    struct dmk_engine *engine = open_engine(weights, "cpu", 1);
+    static struct seq seq;
+    float *want = new_logits(n), *got = new_logits(n);
+    seq_init(&seq, n, 5, 0, 0, false);
+    run_chunks(engine, &seq, 256, want);
+    seq_init(&seq, n, 5, 71, 7, true);
+    run_chunks(engine, &seq, 101, got);
+    check_rows(got, want, n, "4360 positions");
+    dmk_engine_close(&engine);
+    free(want);
+    free(got);
+    memory_weights_free(weights);
+}
+
+/* An even layer sees 128 keys: with one sliding layer first and its output fed to a full one, a change
+ * of token 0 must reach every later row through the full layer, so the window is looked at in the pages:
+ * layer 2's keys at position p depend on tokens beyond the window only by way of layer 1. Here both
+ * layers slide (the second is layer 0 again), so what lies 128 back is out of sight. */
+static void test_window(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    struct dmk_engine *engine = open_engine(weights, "cpu", 1);
+    const struct dmk_kv_mem *kv = dmk_engine_kv(engine, 0);
+    const uint32_t n = 140;
+    float *logits = new_logits(n);
+    static struct seq seq;
+    static uint16_t keys[2][140][64];
+    for (int run = 0; run < 2; run++) {
+        seq_init(&seq, n, 6, 0, 0, false);
+        seq.ids[0] = run ? (seq.ids[0] + 1) % VOCAB : seq.ids[0];
+        run_chunks(engine, &seq, 33, logits);
+        for (uint32_t p = 0; p < n; p++) {
+            const char *page =
+                (char *)kv->full + dmk_kv_full_offset(&kv->layout, 0, 3, seq.pages[p / 64]);
+            memcpy(keys[run][p], page + p % 64 * 128, 128);
+        }
+    }
+    /* Layer 1's keys of position p come from layer 0, which sees p-127 .. p. */
+    assert_memory_not_equal(keys[0][127], keys[1][127], 128);
+    assert_memory_equal(keys[0][128], keys[1][128], 128);
+    assert_memory_equal(keys[0][139], keys[1][139], 128);
+    dmk_engine_close(&engine);
+    free(logits);
+    memory_weights_free(weights);
+}
+
+struct layers_seen {
+    uint32_t n;
+    atomic_bool cancel;
+    uint32_t cancel_at;
+};
+
+static void see_layer(void *ud, uint32_t layer)
+{
+    struct layers_seen *seen = ud;
+    assert_int_equal(layer, seen->n);
+    seen->n++;
+    if (layer == seen->cancel_at) {
+        atomic_store(&seen->cancel, true);
+    }
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(4);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    for (uint32_t tp = 1; tp <= 4; tp *= 4) {
+        struct dmk_engine *engine = open_engine(weights, "cpu", tp);
+        static struct seq seq;
+        seq_init(&seq, 20, 7, 0, 0, false);
+        struct dmk_step_seq part = take_chunk(&seq, 20, DMK_LOGITS_NONE);
+        struct layers_seen seen = {.cancel_at = 1};
+        struct dmk_step step = {
+            .seqs = &part, .n_seqs = 1, .on_layer = see_layer, .ud = &seen, .cancel = &seen.cancel};
+        assert_int_equal(dmk_engine_step(engine, &step), -DMK_ECANCELLED);
+        assert_int_equal(seen.n, 2);
+        seen = (struct layers_seen){.cancel_at = 99};
+        assert_int_equal(dmk_engine_step(engine, &step), 0);
+        assert_int_equal(seen.n, 4);
+        dmk_engine_close(&engine);
+    }
+    memory_weights_free(weights);
+}
+
+static void test_identity(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *a = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    struct dmk_weights *b = memory_weights(&shape, DMK_EXPERTS_MXFP4, 2);
+    struct dmk_engine *one = open_engine(a, "cpu", 1), *two = open_engine(a, "ref", 2);
+    struct dmk_engine *other = open_engine(b, "cpu", 1);
+    struct dmk_id128 ids[3];
+    dmk_engine_model_id(one, &ids[0]);
+    dmk_engine_model_id(two, &ids[1]);
+    dmk_engine_model_id(other, &ids[2]);
+    assert_true(dmk_id128_equal(ids[0], ids[1]));
+    assert_false(dmk_id128_equal(ids[0], ids[2]));
+    assert_string_equal(dmk_engine_numerics(one), "mxfp4-bf16-k1-cpu");
+    assert_string_equal(dmk_engine_numerics(two), dmk_engine_numerics(one));
+    dmk_engine_close(&one);
+    dmk_engine_close(&two);
+    dmk_engine_close(&other);
+    memory_weights_free(a);
+    memory_weights_free(b);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    struct dmk_engine_conf good = {.backend = "cpu",
+                                   .layout = {1, 1},
+                                   .n_full_pages = 4,
+                                   .n_window_pages = 4,
+                                   .max_step_tokens = 8,
+                                   .max_step_seqs = 1,
+                                   .max_logit_rows = 1};
+    struct dmk_engine *engine = NULL;
+    struct dmk_error error;
+    struct dmk_engine_conf bad = good;
+    bad.layout.dp = 2;
+    assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOTSUP);
+    assert_non_null(strstr(error.text, "dp = 2"));
+    bad = good;
+    bad.backend = "tpu";
+    assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOENT);
+    assert_non_null(strstr(error.text, "'tpu'"));
+    bad = good;
+    bad.max_step_tokens = 0;
+    assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_EINVAL);
+    assert_non_null(strstr(error.text, "max_step_tokens is 0"));
+    assert_null(engine);
+    memory_weights_free(weights);
+}
+
+int main(void)
+{
+    const char *given = getenv("DMK_TEST_SEED");
+    seed = given ? strtoull(given, NULL, 0) : dmk_random_u64();
+    printf("DMK_TEST_SEED=%#llx\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks),   cmocka_unit_test(test_company),
+        cmocka_unit_test(test_ranks),    cmocka_unit_test(test_pages_of_ranks),
+        cmocka_unit_test(test_copies),   cmocka_unit_test(test_long),
+        cmocka_unit_test(test_window),   cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
