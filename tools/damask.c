@@ -11,6 +11,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"tinymodel", "write a gpt-oss checkpoint with seeded weights, of any size", dmk_cmd_tinymodel},
+    {"tokenize", "turn text into token ids, or ids into text", dmk_cmd_tokenize},
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -3,3 +3,4 @@
 
 /* argv[0] is the subcommand's name. The return value is the process's exit status. */
 int dmk_cmd_tinymodel(int argc, char **argv);
+int dmk_cmd_tokenize(int argc, char **argv);
