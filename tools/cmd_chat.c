@@ -26,8 +26,9 @@ static const struct dmk_conf_option table[] = {
 
 static const struct dmk_conf_program program = {
     .name = "damask chat",
-    .summary = "conversations to token ids (render), token ids to messages (parse); lines of JSON as "
-               "tools/chat/chat_json.h describes them",
+    .summary =
+        "conversations to token ids (render), token ids to messages (parse); lines of JSON as "
+        "tools/chat/chat_json.h describes them",
     .usage = "render|parse",
     .options = table,
     .n_options = sizeof(table) / sizeof(table[0]),

@@ -10,6 +10,7 @@ static const struct command {
     const char *summary;
     int (*run)(int argc, char **argv);
 } commands[] = {
+    {"chat", "conversations to token ids, token ids to messages", dmk_cmd_chat},
     {"tinymodel", "write a gpt-oss checkpoint with seeded weights, of any size", dmk_cmd_tinymodel},
     {"tokenize", "turn text into token ids, or ids into text", dmk_cmd_tokenize},
 };

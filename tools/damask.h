@@ -2,5 +2,6 @@
 #pragma once
 
 /* argv[0] is the subcommand's name. The return value is the process's exit status. */
+int dmk_cmd_chat(int argc, char **argv);
 int dmk_cmd_tinymodel(int argc, char **argv);
 int dmk_cmd_tokenize(int argc, char **argv);

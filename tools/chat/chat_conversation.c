@@ -8,9 +8,9 @@ static const char *const effort_words[] = {"low", "medium", "high"};
 static const char *const choice_words[] = {"auto", "none", "required", "named"};
 
 /* The index of obj[key] among words; *ret keeps its value when the key is absent. */
-static int get_word(const json_t *obj, const char *where, const char *key,
-                    const char *const *words, size_t n_words, enum dmk_json_need need,
-                    unsigned *ret, struct dmk_error *reterr)
+static int get_word(const json_t *obj, const char *where, const char *key, const char *const *words,
+                    size_t n_words, enum dmk_json_need need, unsigned *ret,
+                    struct dmk_error *reterr)
 {
     struct dmk_str word;
     const int r = dmk_json_get_str(obj, where, key, need, &word, reterr);
@@ -32,8 +32,9 @@ static int read_call(const json_t *value, struct dmk_tool_call *call, struct dmk
 {
     int r = dmk_json_get_str(value, "tool_calls", "id", DMK_JSON_OPTIONAL, &call->id, reterr);
 
-    r = r < 0 ? r
-              : dmk_json_get_str(value, "tool_calls", "name", DMK_JSON_REQUIRED, &call->name, reterr);
+    r = r < 0
+            ? r
+            : dmk_json_get_str(value, "tool_calls", "name", DMK_JSON_REQUIRED, &call->name, reterr);
     r = r < 0 ? r
               : dmk_json_get_str(value, "tool_calls", "arguments", DMK_JSON_REQUIRED,
                                  &call->arguments, reterr);
@@ -86,8 +87,8 @@ static int read_tool(const json_t *value, const char *where, struct dmk_tool *to
     int r = dmk_json_get_str(value, where, "name", DMK_JSON_REQUIRED, &tool->name, reterr);
 
     r = r < 0 ? r
-              : dmk_json_get_str(value, where, "description", DMK_JSON_OPTIONAL,
-                                 &tool->description, reterr);
+              : dmk_json_get_str(value, where, "description", DMK_JSON_OPTIONAL, &tool->description,
+                                 reterr);
     tool->parameters = json_is_null(parameters) ? NULL : parameters;
     return r < 0 ? r : 0;
 }
@@ -130,8 +131,8 @@ static int read_response_format(struct dmk_conv_view *view, const json_t *line,
                                 struct dmk_error *reterr)
 {
     json_t *format = NULL;
-    int r = dmk_json_get_object(line, "line", "response_format", DMK_JSON_OPTIONAL, &format,
-                                reterr);
+    int r =
+        dmk_json_get_object(line, "line", "response_format", DMK_JSON_OPTIONAL, &format, reterr);
 
     if (r <= 0) {
         return r;
@@ -200,8 +201,7 @@ int dmk_chat_render_conversation(const json_t *line, const struct dmk_format *fo
     r = r < 0 ? r : read_conv_tools(conv, line, reterr);
     r = r < 0 ? r : read_settings(dmk_conv_edit(conv), line, reterr);
     r = r < 0 ? r : read_options(line, &options, reterr);
-    r = r < 0 ? r
-              : format->render(vocab, scratch, dmk_conv_view(conv), &options, ids, reterr);
+    r = r < 0 ? r : format->render(vocab, scratch, dmk_conv_view(conv), &options, ids, reterr);
     dmk_conv_free(&conv);
     return r;
 }

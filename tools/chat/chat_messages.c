@@ -102,8 +102,7 @@ static int write_system(struct reader *r, const json_t *part, struct dmk_buf *ou
     status = status < 0 ? status
                         : read_namespaces(r, json_object_get(part, "tools"), &sys.namespaces,
                                           &sys.n_namespaces);
-    return status < 0 ? status
-                      : dmk_harmony_system_text(&sys, r->library_text, out, r->reterr);
+    return status < 0 ? status : dmk_harmony_system_text(&sys, r->library_text, out, r->reterr);
 }
 
 static int write_developer(struct reader *r, const json_t *part, struct dmk_buf *out)
@@ -112,8 +111,7 @@ static int write_developer(struct reader *r, const json_t *part, struct dmk_buf 
     const int status =
         read_namespaces(r, json_object_get(part, "tools"), &dev.namespaces, &dev.n_namespaces);
 
-    return status < 0 ? status
-                      : dmk_harmony_developer_text(&dev, r->library_text, out, r->reterr);
+    return status < 0 ? status : dmk_harmony_developer_text(&dev, r->library_text, out, r->reterr);
 }
 
 /* One item of the content; what is written for it lives in the arena. */
@@ -143,7 +141,8 @@ static int read_part(struct reader *r, const json_t *part, struct dmk_str *ret)
     return status;
 }
 
-static int read_content(struct reader *r, const json_t *content, struct dmk_harmony_message *message)
+static int read_content(struct reader *r, const json_t *content,
+                        struct dmk_harmony_message *message)
 {
     const size_t n = json_is_array(content) ? json_array_size(content) : 1;
     struct dmk_str *parts = dmk_arena_alloc(&r->arena, (n + 1) * sizeof(*parts));
@@ -188,8 +187,7 @@ static bool declares_functions(const json_t *messages)
 
         for (size_t j = 0; j < json_array_size(content); j++) {
             const json_t *part = json_array_get(content, j);
-            const json_t *functions =
-                json_object_get(json_object_get(part, "tools"), "functions");
+            const json_t *functions = json_object_get(json_object_get(part, "tools"), "functions");
 
             if (dmk_str_is(text_member(part, "type"), "developer_content") &&
                 json_array_size(json_object_get(functions, "tools"))) {

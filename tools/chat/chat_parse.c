@@ -25,15 +25,14 @@ static void collect_call(struct collector *c, const struct dmk_event *event)
     switch (event->kind) {
     case DMK_EVENT_CALL_BEGIN:
         dmk_buf_reset(&c->arguments);
-        json_array_append_new(
-            c->calls, json_pack("{s:s%, s:s%, s:s, s:b}", "id", event->call_id.data,
-                                event->call_id.len, "name", event->name.data, event->name.len,
-                                "arguments", "", "finished", 0));
+        json_array_append_new(c->calls,
+                              json_pack("{s:s%, s:s%, s:s, s:b}", "id", event->call_id.data,
+                                        event->call_id.len, "name", event->name.data,
+                                        event->name.len, "arguments", "", "finished", 0));
         break;
     case DMK_EVENT_CALL_DELTA:
         dmk_buf_append_str(&c->arguments, event->text);
-        json_object_set_new(call, "arguments",
-                            json_stringn(c->arguments.data, c->arguments.len));
+        json_object_set_new(call, "arguments", json_stringn(c->arguments.data, c->arguments.len));
         break;
     default:
         json_object_set_new(call, "finished", json_true());
@@ -42,10 +41,11 @@ static void collect_call(struct collector *c, const struct dmk_event *event)
 
 static void collect(void *ud, const struct dmk_event *event)
 {
-    static const char *const kinds[] = {
-        [DMK_EVENT_REASONING] = "reasoning",   [DMK_EVENT_CONTENT] = "content",
-        [DMK_EVENT_CALL_BEGIN] = "call_begin", [DMK_EVENT_CALL_DELTA] = "call_delta",
-        [DMK_EVENT_CALL_END] = "call_end"};
+    static const char *const kinds[] = {[DMK_EVENT_REASONING] = "reasoning",
+                                        [DMK_EVENT_CONTENT] = "content",
+                                        [DMK_EVENT_CALL_BEGIN] = "call_begin",
+                                        [DMK_EVENT_CALL_DELTA] = "call_delta",
+                                        [DMK_EVENT_CALL_END] = "call_end"};
     struct collector *c = ud;
     const struct dmk_str text = event->kind == DMK_EVENT_CALL_BEGIN ? event->name : event->text;
 
@@ -99,15 +99,14 @@ static void feed(const struct dmk_format *format, struct dmk_parser *parser, con
 }
 
 int dmk_chat_parse_ids(const json_t *line, const struct dmk_format *format,
-                       const struct dmk_vocab *vocab, json_t **ret_result,
-                       struct dmk_error *reterr)
+                       const struct dmk_vocab *vocab, json_t **ret_result, struct dmk_error *reterr)
 {
     static struct dmk_str names[MAX_TOOL_NAMES];
     struct collector c = {.calls = json_array()};
     struct dmk_parser_conf conf = {
         .vocab = vocab, .tool_names = names, .on_event = collect, .ud = &c};
     struct dmk_parse_result result;
-    json_t *tools = NULL, *ids = NULL;
+    json_t *tools = NULL, *ids = NULL, *object = NULL;
     int r = dmk_json_get_array(line, "line", "ids", DMK_JSON_REQUIRED, &ids, reterr);
 
     r = r < 0 ? r : dmk_json_get_array(line, "line", "tools", DMK_JSON_OPTIONAL, &tools, reterr);
@@ -118,6 +117,7 @@ int dmk_chat_parse_ids(const json_t *line, const struct dmk_format *format,
         json_decref(c.calls);
         return r;
     }
+    r = 0;
     c.events = json_is_true(json_object_get(line, "events")) ? json_array() : NULL;
     conf.tools_allowed = tools != NULL;
     for (size_t i = 0; i < json_array_size(tools) && i < MAX_TOOL_NAMES; i++) {
@@ -134,9 +134,13 @@ int dmk_chat_parse_ids(const json_t *line, const struct dmk_format *format,
     if (parser) {
         feed(format, parser, line, &result);
         format->parser_free(&parser);
-        *ret_result = make_result(&c, &result);
+        object = make_result(&c, &result);
     }
-    r = parser && *ret_result ? 0 : dmk_error_set(reterr, -DMK_ENOMEM, "out of memory");
+    if (object) {
+        *ret_result = object;
+    } else {
+        r = dmk_error_set(reterr, -DMK_ENOMEM, "out of memory");
+    }
     dmk_buf_fini(&c.reasoning);
     dmk_buf_fini(&c.content);
     dmk_buf_fini(&c.arguments);
