@@ -1,0 +1,153 @@
+/* The decode core's own structures, shared by its files and nobody else: core.c (doors), admit.c (from a
+ * request to its pages), sequence.c (a sequence's states), step.c (steps). */
+#pragma once
+
+#include <stdatomic.h>
+#include "decode/core.h"
+#include "decode/sched.h"
+
+enum seq_state {
+    SEQ_FREE,
+    SEQ_KV_WAIT, /* has a ticket out */
+    SEQ_FORK_WAIT, /* a further choice, until the first one's prompt is computed; its pages are spare */
+    SEQ_RUNNING,
+    SEQ_PREEMPTED, /* has no pages */
+    SEQ_LEAVING,   /* its request is over, the step in flight still uses its pages */
+    SEQ_DRAINING,  /* its request is over, its ticket's pages wait for quiet */
+};
+
+struct seq {
+    enum seq_state state;
+    uint32_t index;   /* its own, in core->seqs */
+    uint32_t request; /* index */
+    uint32_t choice;
+    uint32_t group;
+    uint32_t generation; /* of the slot, so that a ticket's key names one use of it */
+    uint64_t order;      /* age */
+    uint32_t *ids;       /* [max_context] prompt and answer */
+    uint32_t n_ids;
+    uint32_t n_computed; /* positions whose KV is in the pages */
+    struct dmk_kv_table table;
+    bool in_step;
+    bool has_ticket;                   /* the receiver knows it */
+    bool quiet;                        /* on_freed came before on_failed */
+    uint32_t ticket_first, ticket_end; /* blocks that the ticket names */
+    uint32_t n_preemptions;
+    uint64_t decode_start_ns; /* first decode step */
+};
+
+struct request {
+    bool used;
+    uint32_t router;
+    struct dmk_request_id id;
+    struct dmk_sample_params sampling; /* bias points into the two arrays */
+    uint32_t bias_ids[DMK_SAMPLE_MAX_BIAS];
+    float bias_values[DMK_SAMPLE_MAX_BIAS];
+    uint32_t stop_ids[DMK_DECODE_MAX_STOP_IDS + DMK_MAX_EOS]; /* all that end an answer */
+    uint32_t n_stop_ids;
+    uint32_t n_prompt, max_tokens, min_tokens;
+    struct dmk_id128 root; /* of the chain hash */
+    uint32_t have;         /* prompt tokens that were cached here */
+    bool echo;
+    uint32_t echo_done; /* prompt tokens scored */
+    uint32_t n_choices, n_live;
+    uint32_t seqs[DMK_DECODE_MAX_CHOICES]; /* slots; NO_SEQ once ended */
+    uint64_t arrived_ns, ready_ns, started_ns, prompt_done_ns;
+    uint64_t transfer_bytes, transfer_us;
+    bool remote;
+};
+
+#define NO_SEQ UINT32_MAX
+
+/* A data-parallel group: ranks that hold the same sequences. */
+struct group {
+    struct dmk_kv_pools pools;
+    struct dmk_kv_prefix *prefix;
+};
+
+struct row {
+    uint32_t seq;
+    uint32_t pos; /* of the token whose logits these are */
+    bool score;   /* prompt token: score what follows, do not sample */
+};
+
+struct dmk_decode_step {
+    struct dmk_decode_core *core;
+    bool in_flight;
+    int status;
+    struct dmk_step step;
+    struct dmk_step_seq *seqs;    /* [max_seqs] */
+    uint32_t *slots;              /* [max_seqs] */
+    struct dmk_page_copy *copies; /* [max_copies] */
+    struct row *rows;             /* [max_rows] */
+    struct dmk_sample_result *results;
+    uint32_t n_seqs, n_copies, n_rows, n_tokens;
+    uint64_t start_ns;
+};
+
+struct dmk_decode_core {
+    struct dmk_decode_conf conf;
+    uint32_t n_groups, n_slots, max_pages; /* of a sequence */
+    struct group *groups;
+    struct seq *seqs;              /* [n_slots] */
+    uint32_t *ids_storage;         /* [n_slots][max_context] */
+    uint32_t *pages_storage;       /* [n_slots][max_pages] */
+    struct request *requests;      /* [max_sequences] */
+    struct dmk_receiver *receiver; /* NULL without transport */
+    struct dmk_xfer_mem *full_mem[DMK_PORT_MAX_RANKS], *window_mem[DMK_PORT_MAX_RANKS];
+    struct dmk_ticket *ticket; /* scratch, with all that is the same in every ticket filled in */
+    struct dmk_ticket_rank ranks[DMK_PORT_MAX_RANKS];
+    struct dmk_buf ticket_blob;
+    struct dmk_sampler *sampler;
+    float *logits; /* [max_logit_rows][vocab] */
+    struct dmk_decode_step step;
+    uint32_t *by_age;             /* [n_slots] scratch of plan */
+    struct dmk_sched_seq *sched;  /* [n_slots] */
+    struct dmk_sched_pick *picks; /* [n_slots] */
+    uint64_t next_order;
+    uint32_t n_active; /* sequences with a request */
+    bool draining, broken;
+    uint64_t now_ns; /* of the call that is under way, for the receiver's callbacks */
+    double step_ms;
+    uint64_t n_steps, n_tokens, n_preemptions, n_prompt_tokens;
+    uint64_t n_local, n_remote, n_hit_tokens;
+};
+
+/* sequence.c */
+struct seq *dmk_decode_seq_new(struct dmk_decode_core *core, uint32_t request, uint32_t choice,
+                               uint32_t group);
+/* The first choice's prompt pages are complete up to its last token. */
+void dmk_decode_prompt_done(struct dmk_decode_core *core, struct seq *seq);
+/* Remembers the boundary at the last full page of what is computed. */
+void dmk_decode_seq_cache(struct dmk_decode_core *core, struct seq *seq);
+/* Ends one choice, and with the last one the request. */
+void dmk_decode_seq_end(struct dmk_decode_core *core, struct seq *seq);
+/* Gives the slot back; its pages too. */
+void dmk_decode_seq_release(struct dmk_decode_core *core, struct seq *seq);
+void dmk_decode_request_end(struct dmk_decode_core *core, struct request *request);
+void dmk_decode_request_fail(struct dmk_decode_core *core, struct request *request,
+                             enum dmk_failure code, uint32_t retry_after_ms, const char *text);
+void dmk_decode_seq_preempt(struct dmk_decode_core *core, struct seq *seq);
+void dmk_decode_resume(struct dmk_decode_core *core);
+void dmk_decode_fork_ready(struct dmk_decode_core *core);
+/* The youngest sequence of a group that can give its pages up; NULL when there is none. */
+struct seq *dmk_decode_victim(struct dmk_decode_core *core, uint32_t group);
+
+/* admit.c */
+struct dmk_receiver_events dmk_decode_receiver_events(struct dmk_decode_core *core);
+void dmk_decode_ticket_prepare(struct dmk_decode_core *core);
+
+static inline void dmk_decode_emit(struct dmk_decode_core *core, const struct request *request,
+                                   struct dmk_decode_event *event)
+{
+    if (request) {
+        event->router = request->router;
+        event->id = request->id;
+    }
+    core->conf.on_event(core->conf.ud, event);
+}
+
+static inline uint64_t dmk_decode_key(const struct seq *seq)
+{
+    return (uint64_t)seq->generation << 32 | seq->index;
+}
