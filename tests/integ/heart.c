@@ -1,0 +1,247 @@
+/* The heart of the matter; see heart.h. */
+#include "tests/integ/heart.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/rng.h"
+
+static const struct dmk_sample_params kinds[] = {
+    {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .logprobs = true},
+    {.temperature = 1, .top_p = 0.95f, .repetition_penalty = 1, .seed = 77, .logprobs = true},
+};
+enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static struct cell *open_alone(const struct heart_ports *ports)
+{
+    const struct cell_conf conf = {.decode = ports->alone,
+                                   .d_full_pages = ports->n_pages,
+                                   .d_window_pages = ports->n_window_pages,
+                                   .max_sequences = 4,
+                                   .max_context = ports->max_context,
+                                   .chunk_tokens = ports->chunk_tokens,
+                                   .no_reuse = true};
+
+    return cell_new(&conf);
+}
+
+static struct cell *open_split(const struct heart_ports *ports, uint32_t threshold,
+                               struct dmk_loopback_conf fabric)
+{
+    const struct cell_conf conf = {.decode = ports->decode,
+                                   .prefill = ports->prefill,
+                                   .d_full_pages = ports->n_pages,
+                                   .d_window_pages = ports->n_window_pages,
+                                   .p_full_pages = ports->n_pages,
+                                   .p_window_pages = ports->n_window_pages,
+                                   .max_sequences = 4,
+                                   .max_context = ports->max_context,
+                                   .chunk_tokens = ports->chunk_tokens,
+                                   .local_prefill_below = threshold,
+                                   .fabric = fabric};
+
+    return cell_new(&conf);
+}
+
+void heart_prompt(const struct heart_ports *ports, uint32_t *ids, uint32_t n, uint64_t seed,
+                  uint32_t shared)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] =
+            (uint32_t)(dmk_rng_u64(i < shared ? 1 : seed, 3, i) % (ports->alone.shape->vocab - 1));
+    }
+}
+
+static const struct cell_answer *ask(struct cell *c, const uint32_t *ids, uint32_t n,
+                                     const struct dmk_sample_params *kind, uint32_t n_new)
+{
+    const struct dmk_decode_request r = {
+        .prompt = ids, .n_prompt = n, .sampling = kind, .max_tokens = n_new, .ignore_eos = true};
+
+    return &c->answers[cell_ask(c, &r)];
+}
+
+/* Runs one request to its end and leaves only its answer's choice. */
+static struct cell_choice run_one(struct cell *c, const uint32_t *ids, uint32_t n,
+                                  const struct dmk_sample_params *kind, uint32_t n_new,
+                                  struct cell_answer *ret_answer)
+{
+    const struct cell_answer *a = ask(c, ids, n, kind, n_new);
+    struct cell_choice choice;
+
+    assert_true(cell_run(c, 20000));
+    assert_true(cell_settle(c, 20000));
+    assert_true(cell_check(c, true));
+    choice = a->choices[0];
+    if (ret_answer) {
+        *ret_answer = *a;
+    }
+    cell_forget(c);
+    return choice;
+}
+
+static bool equal(const struct cell_choice *a, const struct cell_choice *b)
+{
+    return a->finished && b->finished && a->n == b->n &&
+           memcmp(a->ids, b->ids, a->n * sizeof(a->ids[0])) == 0 &&
+           memcmp(a->logprobs, b->logprobs, a->n * sizeof(a->logprobs[0])) == 0;
+}
+
+static void assert_split(const struct cell_answer *a, const struct cell_choice *got,
+                         const struct cell_choice *want, uint32_t n)
+{
+    if (a->failed) {
+        fail_msg("prompt of %u: %s", n, a->text);
+    }
+    if (!equal(got, want)) {
+        fail_msg("prompt of %u: the answer differs (transferred %d, have %u)", n, a->transferred,
+                 a->have);
+    }
+}
+
+void heart_lengths(const struct heart_ports *ports, const uint32_t *lengths, uint32_t n,
+                   uint32_t n_new)
+{
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(ports, 0, (struct dmk_loopback_conf){0});
+    uint32_t *ids = malloc(ports->max_context * sizeof(*ids));
+    struct cell_answer *a = malloc(sizeof(*a));
+
+    assert_true(ids && a);
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t k = 0; k < N_KINDS; k++) {
+            struct cell_choice want, got;
+
+            heart_prompt(ports, ids, lengths[i], 10 * lengths[i] + k, 0);
+            want = run_one(alone, ids, lengths[i], &kinds[k], n_new, NULL);
+            got = run_one(split, ids, lengths[i], &kinds[k], n_new, a);
+            assert_split(a, &got, &want, lengths[i]);
+            assert_int_equal(a->transferred, lengths[i] > 1);
+            assert_int_equal(a->have, 0);
+            /* Again, with both sides' caches; then with the prefill worker's alone. */
+            got = run_one(split, ids, lengths[i], &kinds[k], n_new, a);
+            assert_split(a, &got, &want, lengths[i]);
+            assert_int_equal(a->have, (lengths[i] - 1) / 64 * 64);
+            dmk_decode_flush_cache(split->decode);
+            got = run_one(split, ids, lengths[i], &kinds[k], n_new, a);
+            assert_split(a, &got, &want, lengths[i]);
+            assert_int_equal(a->have, 0);
+            assert_int_equal(a->p_cached, (lengths[i] - 1) / 64 * 64);
+        }
+    }
+    free(ids);
+    free(a);
+    cell_free(&alone);
+    cell_free(&split);
+}
+
+void heart_shared_beginnings(const struct heart_ports *ports, uint32_t n_new)
+{
+    static const uint32_t shared[] = {64, 128, 192, 500}, tails[] = {1, 70, 130, 300};
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(ports, 100, (struct dmk_loopback_conf){0});
+    uint32_t ids[900], n_local = 0, n_remote = 0, n_reused = 0;
+    struct cell_answer *a = malloc(sizeof(*a));
+
+    assert_non_null(a);
+    for (uint32_t s = 0; s < 4; s++) {
+        for (uint32_t t = 0; t < 8; t++) {
+            const uint32_t n = shared[s] + tails[t % 4];
+            struct cell_choice want, got;
+
+            heart_prompt(ports, ids, n, 100 * s + t % 4, shared[s]);
+            want = run_one(alone, ids, n, &kinds[t % 2], n_new, NULL);
+            got = run_one(split, ids, n, &kinds[t % 2], n_new, a);
+            assert_split(a, &got, &want, n);
+            assert_int_equal(a->needs_prefill, n - 1 - a->have >= 100);
+            n_local += !a->needs_prefill;
+            n_remote += a->needs_prefill;
+            n_reused += a->have > 0;
+        }
+    }
+    assert_true(n_local > 0 && n_remote > 0 && n_reused > 0);
+    free(a);
+    cell_free(&alone);
+    cell_free(&split);
+}
+
+uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
+                      struct dmk_loopback_faults faults, uint32_t rounds, uint64_t seed,
+                      uint32_t *ret_failed)
+{
+    static const uint32_t lengths[] = {2, 64, 65, 129, 200, 513};
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(
+        ports, 0, (struct dmk_loopback_conf){.seed = seed, .lane = lane, .faults = faults});
+    struct cell_answer *a = malloc(sizeof(*a));
+    uint32_t ids[600], n_right = 0, n_failed = 0;
+
+    assert_non_null(a);
+    for (uint32_t r = 0; r < rounds; r++) {
+        const uint32_t n = lengths[dmk_rng_u64(seed, 1, r) % 6];
+        struct cell_choice want, got;
+
+        heart_prompt(ports, ids, n, dmk_rng_u64(seed, 2, r) % 5, 100);
+        want = run_one(alone, ids, n, &kinds[r % 2], 6, NULL);
+        got = run_one(split, ids, n, &kinds[r % 2], 6, a);
+        if (a->failed) {
+            assert_true(a->text[0] != 0);
+            n_failed++;
+        } else {
+            assert_split(a, &got, &want, n);
+            n_right++;
+        }
+        if (r % 3 == 0) {
+            dmk_decode_flush_cache(split->decode);
+        }
+    }
+    free(a);
+    cell_free(&alone);
+    cell_free(&split);
+    *ret_failed = n_failed;
+    return n_right;
+}
+
+void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
+{
+    enum { N = 24 };
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(ports, 80, (struct dmk_loopback_conf){.seed = seed});
+    uint32_t ids[N][700], n[N], answer[N], n_right = 0;
+
+    for (uint32_t i = 0; i < N; i++) {
+        n[i] = 1 + (uint32_t)(dmk_rng_u64(seed, 5, i) % 690);
+        heart_prompt(ports, ids[i], n[i], i, (uint32_t)(dmk_rng_u64(seed, 6, i) % 400));
+        answer[i] = (uint32_t)(ask(split, ids[i], n[i], &kinds[i % 2], n_new) - split->answers);
+        for (uint32_t t = 0; t < dmk_rng_u64(seed, 7, i) % 12; t++) {
+            cell_turn(split);
+        }
+        if (dmk_rng_u64(seed, 8, i) % 4 == 0) {
+            cell_cancel(split, answer[dmk_rng_u64(seed, 9, i) % (i + 1)]);
+        }
+        assert_true(cell_check(split, false));
+    }
+    assert_true(cell_run(split, 20000));
+    for (uint32_t i = 0; i < N; i++) {
+        const struct cell_answer *a = &split->answers[answer[i]];
+        struct cell_choice want;
+
+        if (a->cancelled || a->failed) {
+            if (!a->cancelled && a->code != DMK_FAILURE_FULL) {
+                fail_msg("request %u: %s", i, a->text);
+            }
+            continue;
+        }
+        want = run_one(alone, ids[i], n[i], &kinds[i % 2], n_new, NULL);
+        assert_split(a, &a->choices[0], &want, n[i]);
+        n_right++;
+    }
+    assert_true(n_right > 3);
+    assert_true(cell_settle(split, 20000));
+    assert_true(cell_check(split, true));
+    cell_free(&alone);
+    cell_free(&split);
+}

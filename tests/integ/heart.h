@@ -1,0 +1,28 @@
+/* The promise, in one process: what a prefill core computes and a decode core goes on with is, token for
+ * token and bit for bit of its log-probabilities, what a decode core alone gives. Every answer equals that
+ * or ends in a clear failure, and pages balance after each. The tests here run on any engine. */
+#pragma once
+
+#include "tests/support/cell.h"
+
+struct heart_ports {
+    struct dmk_engine_port alone, decode, prefill;
+    uint32_t n_pages, n_window_pages; /* of each */
+    uint32_t max_context, chunk_tokens;
+};
+
+/* A prompt of n ids below the vocabulary's size; seeds that share `shared` leading ids differ above it. */
+void heart_prompt(const struct heart_ports *ports, uint32_t *ids, uint32_t n, uint64_t seed,
+                  uint32_t shared);
+
+/* Each length greedy and seeded, first with empty caches and then again with what they hold. */
+void heart_lengths(const struct heart_ports *ports, const uint32_t *lengths, uint32_t n,
+                   uint32_t n_new);
+/* Prompts with common beginnings, some computed by the decode worker itself below a threshold. */
+void heart_shared_beginnings(const struct heart_ports *ports, uint32_t n_new);
+/* Many rounds under a fabric's faults; returns how many answers were right, *ret_failed how many failed. */
+uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
+                      struct dmk_loopback_faults faults, uint32_t rounds, uint64_t seed,
+                      uint32_t *ret_failed);
+/* Several at a time, on both sides, with cancels in the midst. */
+void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new);
