@@ -76,20 +76,17 @@ static void on_claimed(void *ud, uint64_t order)
     }
 }
 
-static enum dmk_failure failure_of(int status)
+enum dmk_failure dmk_prefill__failure_of(int status)
 {
     switch (-status) {
-    case DMK_EFULL:
-    case DMK_ESTALE:
     case DMK_EAGAIN:
         return DMK_FAILURE_REFUSED;
     case DMK_EMISMATCH:
         return DMK_FAILURE_MISMATCH;
     case DMK_ETIMEOUT:
         return DMK_FAILURE_TIMEOUT;
-    case DMK_EINVAL:
-    case DMK_EFORMAT:
-        return DMK_FAILURE_INVALID;
+    case DMK_EFULL:
+        return DMK_FAILURE_FULL;
     default:
         return DMK_FAILURE_PEER;
     }
@@ -103,7 +100,7 @@ static void on_failed(void *ud, uint64_t order, int status, const char *why)
     if (!job) {
         return;
     }
-    dmk_prefill__fail(core, job, failure_of(status), why);
+    dmk_prefill__fail(core, job, dmk_prefill__failure_of(status), why);
     job->state = DMK_PREFILL_FAILING;
     if (core->in_flight && core->step.job == job) {
         atomic_store_explicit(&core->step.cancel, true, memory_order_relaxed);
@@ -347,6 +344,7 @@ static int make_sender(struct dmk_prefill_core *core)
         .ops = conf->ops,
         .xfer = conf->xfer,
         .incarnation = conf->incarnation,
+        .worker_id = conf->worker_id,
         .model_id = conf->engine.model_id,
         .numerics = conf->engine.numerics,
         .transfer_budget_ns = conf->transfer_budget_ns,

@@ -65,7 +65,8 @@ struct dmk_prefill_event {
 
 struct dmk_prefill_conf {
     struct dmk_engine_port engine;
-    uint64_t incarnation;
+    uint64_t incarnation;  /* rises with every start of this worker */
+    const char *worker_id; /* the same over restarts */
     uint32_t n_full_pages, n_window_pages;
     uint32_t max_jobs;     /* waiting, running or waiting for their answer */
     uint32_t max_context;  /* tokens of a prompt */

@@ -64,6 +64,8 @@ struct dmk_prefill_core {
 /* Ends the request towards its router, once. */
 void dmk_prefill__fail(struct dmk_prefill_core *core, struct dmk_prefill_job *job,
                        enum dmk_failure code, const char *text);
+/* What a status of the sender means to the router. */
+enum dmk_failure dmk_prefill__failure_of(int status);
 /* Pages and slot go back; the sender has done with the job, or never knew it. */
 void dmk_prefill__free_job(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
 struct dmk_prefill_job *dmk_prefill__find(struct dmk_prefill_core *core, uint64_t order);

@@ -152,9 +152,7 @@ static void claim_jobs(struct dmk_prefill_core *core)
         rc = dmk_sender_claim(core->tx, job->order, &job->ticket, core->now_ns, &err);
         if (rc < 0) {
             job->with_tx = false;
-            dmk_prefill__fail(core, job,
-                              rc == -DMK_EMISMATCH ? DMK_FAILURE_MISMATCH : DMK_FAILURE_PEER,
-                              err.text);
+            dmk_prefill__fail(core, job, dmk_prefill__failure_of(rc), err.text);
             dmk_prefill__abandon(core, job);
         }
     }

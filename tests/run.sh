@@ -65,7 +65,8 @@ for suite in $suites; do
       run_script headers tools/check-headers.sh "$build" ;;
     unit | check | conform) run_meson "$suite" ;;
     python) run_pytest python tests/python ;;
-    integ) run_pytest integ tests/integ ;;
+    integ) run_meson integ
+      run_pytest integ tests/integ ;;
     deploy) run_pytest deploy tests/deploy ;;
     *) echo "tests: no suite '$suite'" >&2; exit 2 ;;
   esac
