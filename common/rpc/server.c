@@ -1,0 +1,305 @@
+/* A server: accepting calls of its methods, refusing unknown ones, and going away. Owner: the loop.
+ *
+ * One accept is always waiting for each method and one for everything else. The server's memory and
+ * gRPC's server go when the shutdown, all accepts and all calls have come back. */
+#include "common/rpc/internal.h"
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAX_METHODS 16
+
+struct dmk_rpc_server {
+    struct dmk_list node; /* in rpc.servers */
+    struct dmk_rpc *rpc;
+    grpc_server *server;
+    struct dmk_rpc_method methods[MAX_METHODS];
+    void *registered[MAX_METHODS];
+    size_t n_methods;
+    size_t max_queue_bytes;
+    uint32_t max_streams;
+    uint32_t n_streams;
+    unsigned refs; /* accepts, refusals, calls, the shutdown, and one for the owner */
+    bool freed;
+    uint16_t port;
+    struct dmk_list streams;
+    struct dmk_rpc__op op_shutdown;
+    struct dmk_rpc__health *health;
+};
+
+/* A call that waits to come, or one that is only told why it can not be. */
+struct accept {
+    struct dmk_rpc__op op;
+    struct dmk_rpc_server *server;
+    const struct dmk_rpc_method *method; /* NULL: whatever is not registered */
+    grpc_call *call;
+    gpr_timespec deadline;
+    grpc_metadata_array md;
+    grpc_call_details details;
+    int cancelled;
+};
+
+size_t dmk_rpc__args(const struct dmk_rpc *rpc, size_t max_message_bytes, grpc_arg *args)
+{
+    const struct {
+        const char *key;
+        int value;
+    } rows[] = {
+        {"grpc.max_receive_message_length", (int)max_message_bytes},
+        {"grpc.max_send_message_length", -1},
+        {"grpc.keepalive_time_ms", (int)rpc->keepalive_ms},
+        {"grpc.keepalive_timeout_ms", (int)rpc->keepalive_timeout_ms},
+        {"grpc.keepalive_permit_without_calls", 1},
+        {"grpc.http2.max_pings_without_data", 0},
+        {"grpc.compression_enabled_algorithms_bitset", 1}, /* identity only: no bombs */
+    };
+    const size_t n = sizeof(rows) / sizeof(rows[0]);
+
+    for (size_t i = 0; i < n; i++) {
+        args[i] = (grpc_arg){.type = GRPC_ARG_INTEGER,
+                             .key = (char *)(uintptr_t)rows[i].key,
+                             .value.integer = rows[i].value};
+    }
+    return n;
+}
+
+static void add_arg(grpc_arg *args, size_t *n, const char *key, int value)
+{
+    args[(*n)++] =
+        (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = value};
+}
+
+void dmk_rpc__server_unref(struct dmk_rpc_server *server)
+{
+    dmk_assert(server->refs > 0);
+    if (--server->refs == 0) {
+        server->rpc->n_objects--;
+        grpc_server_destroy(server->server);
+        dmk_rpc__health_free(&server->health);
+        free(server);
+    }
+}
+
+static void free_accept(struct accept *accept)
+{
+    struct dmk_rpc_server *server = accept->server;
+
+    grpc_metadata_array_destroy(&accept->md);
+    if (!accept->method) {
+        grpc_call_details_destroy(&accept->details);
+    }
+    if (accept->call) {
+        grpc_call_unref(accept->call);
+    }
+    free(accept);
+    dmk_rpc__server_unref(server);
+}
+
+static void on_refused(void *obj, bool ok)
+{
+    (void)ok; /* the client may be gone already */
+    free_accept(obj);
+}
+
+static void refuse(struct accept *accept, enum dmk_rpc_code code, const char *text)
+{
+    grpc_slice details = grpc_slice_from_copied_string(text);
+    const grpc_op ops[] = {
+        {.op = GRPC_OP_SEND_INITIAL_METADATA},
+        {.op = GRPC_OP_SEND_STATUS_FROM_SERVER,
+         .data.send_status_from_server = {.status = (grpc_status_code)code,
+                                          .status_details = &details}},
+        {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+         .data.recv_close_on_server.cancelled = &accept->cancelled},
+    };
+
+    accept->op.fn = on_refused;
+    dmk_rpc__start(accept->call, ops, 3, &accept->op);
+    grpc_slice_unref(details);
+}
+
+static void open_stream(struct accept *accept)
+{
+    struct dmk_rpc_server *server = accept->server;
+    const struct dmk_rpc_method *method = accept->method;
+    struct dmk_rpc_stream *s =
+        dmk_rpc__stream_new(server->rpc, accept->call, server->max_queue_bytes);
+
+    accept->call = NULL;
+    grpc_metadata_array_destroy(&s->request_md);
+    s->request_md = accept->md;
+    grpc_metadata_array_init(&accept->md);
+    s->server = server;
+    server->refs++;
+    server->n_streams++;
+    dmk_list_push_back(&server->streams, &s->node);
+    free_accept(accept);
+    s->refs++;
+    dmk_rpc__stream_open_server(s);
+    method->on_open(method->ud, s, &s->events);
+    dmk_assert(s->events.on_message);
+    dmk_assert(s->events.on_closed);
+    if (!s->closed) {
+        dmk_rpc__stream_recv(s);
+    }
+    dmk_rpc__stream_put(s);
+}
+
+static void accept_next(struct dmk_rpc_server *server, const struct dmk_rpc_method *method);
+
+static void on_accept(void *obj, bool ok)
+{
+    struct accept *accept = obj;
+    struct dmk_rpc_server *server = accept->server;
+
+    if (!ok || server->freed) { /* shutting down */
+        free_accept(accept);
+        return;
+    }
+    accept_next(server, accept->method); /* first, so that none has to wait */
+    if (!accept->method) {
+        refuse(accept, DMK_RPC_UNIMPLEMENTED, "this method is not served here");
+    } else if (server->n_streams >= server->max_streams) {
+        refuse(accept, DMK_RPC_RESOURCE_EXHAUSTED, "too many calls are open at this server");
+    } else {
+        open_stream(accept);
+    }
+}
+
+static void accept_next(struct dmk_rpc_server *server, const struct dmk_rpc_method *method)
+{
+    grpc_completion_queue *cq = server->rpc->cq;
+    struct accept *accept = calloc(1, sizeof(*accept));
+    grpc_call_error err;
+
+    dmk_assert(accept);
+    accept->server = server;
+    accept->method = method;
+    accept->op.fn = on_accept;
+    accept->op.obj = accept;
+    grpc_metadata_array_init(&accept->md);
+    server->refs++;
+    dmk_rpc__release(&accept->op);
+    if (method) {
+        err = grpc_server_request_registered_call(
+            server->server, server->registered[method - server->methods], &accept->call,
+            &accept->deadline, &accept->md, NULL, cq, cq, &accept->op);
+    } else {
+        grpc_call_details_init(&accept->details);
+        err = grpc_server_request_call(server->server, &accept->call, &accept->details, &accept->md,
+                                       cq, cq, &accept->op);
+    }
+    dmk_assert(err == GRPC_CALL_OK);
+}
+
+static void on_shutdown(void *obj, bool ok)
+{
+    (void)ok;
+    dmk_rpc__server_unref(obj);
+}
+
+static int listen_on(struct dmk_rpc_server *server, const char *listen, struct dmk_error *reterr)
+{
+    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
+    const int port = grpc_server_add_http2_port(server->server, listen, creds);
+
+    grpc_server_credentials_release(creds);
+    if (port <= 0) {
+        return dmk_error_set(
+            reterr, -DMK_EIO,
+            "gRPC can not listen on \"%s\": the address is in use or not of this host", listen);
+    }
+    server->port = (uint16_t)port;
+    return 0;
+}
+
+int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *conf,
+                       struct dmk_rpc_server **ret, struct dmk_error *reterr)
+{
+    struct dmk_rpc_server *server = calloc(1, sizeof(*server));
+    grpc_arg args[DMK_RPC__MAX_ARGS];
+    size_t n;
+    int status;
+
+    dmk_assert(server);
+    dmk_assert(conf->n_methods + DMK_RPC__HEALTH_METHODS <= MAX_METHODS);
+    server->rpc = rpc;
+    server->max_streams = conf->max_streams;
+    server->max_queue_bytes =
+        conf->max_queue_bytes ? conf->max_queue_bytes : DMK_RPC_MAX_QUEUE_BYTES;
+    server->refs = 1;
+    dmk_list_init(&server->streams);
+    n = dmk_rpc__args(
+        rpc, conf->max_message_bytes ? conf->max_message_bytes : DMK_RPC_MAX_MESSAGE_BYTES, args);
+    add_arg(args, &n, "grpc.so_reuseport", 0); /* a second server on the port must be told */
+    /* Clients ping as often as we do; by default a server would take that for an attack. */
+    add_arg(args, &n, "grpc.http2.min_ping_interval_without_data_ms", 500);
+    server->server = grpc_server_create(&(grpc_channel_args){n, args}, NULL);
+    grpc_server_register_completion_queue(server->server, rpc->cq, NULL);
+    server->health = dmk_rpc__health_new(conf->methods, conf->n_methods);
+    memcpy(server->methods, conf->methods, conf->n_methods * sizeof(*conf->methods));
+    dmk_rpc__health_methods(server->health, &server->methods[conf->n_methods]);
+    server->n_methods = conf->n_methods + DMK_RPC__HEALTH_METHODS;
+    for (size_t i = 0; i < server->n_methods; i++) {
+        server->registered[i] = grpc_server_register_method(server->server, server->methods[i].path,
+                                                            NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        dmk_assert(server->registered[i]);
+    }
+    status = listen_on(server, conf->listen, reterr);
+    grpc_server_start(server->server);
+    rpc->n_objects++;
+    dmk_list_push_back(&rpc->servers, &server->node);
+    if (status < 0) {
+        dmk_rpc_server_free(&server);
+        return status;
+    }
+    for (size_t i = 0; i < server->n_methods; i++) {
+        accept_next(server, &server->methods[i]);
+    }
+    accept_next(server, NULL);
+    *ret = server;
+    return 0;
+}
+
+struct dmk_rpc_server *dmk_rpc__server_of(struct dmk_list *node)
+{
+    return dmk_container_of(node, struct dmk_rpc_server, node);
+}
+
+uint16_t dmk_rpc_server_port(const struct dmk_rpc_server *server)
+{
+    return server->port;
+}
+
+void dmk_rpc_server_set_serving(struct dmk_rpc_server *server, bool serving)
+{
+    dmk_rpc__health_set(server->health, serving);
+}
+
+void dmk_rpc__server_stream_closed(struct dmk_rpc_server *server)
+{
+    server->n_streams--;
+}
+
+void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
+{
+    struct dmk_rpc_server *server = *serverp;
+
+    if (!server) {
+        return;
+    }
+    *serverp = NULL;
+    server->freed = true;
+    dmk_list_remove(&server->node);
+    while (!dmk_list_empty(&server->streams)) {
+        dmk_rpc__stream_drop(dmk_container_of(server->streams.next, struct dmk_rpc_stream, node),
+                             DMK_RPC_CANCELLED, "this server is shutting down");
+    }
+    server->op_shutdown = (struct dmk_rpc__op){.fn = on_shutdown, .obj = server};
+    server->refs++;
+    dmk_rpc__release(&server->op_shutdown);
+    grpc_server_shutdown_and_notify(server->server, server->rpc->cq, &server->op_shutdown);
+    grpc_server_cancel_all_calls(server->server);
+    dmk_rpc__server_unref(server);
+}
