@@ -26,6 +26,5 @@ void dmk_kernels_cpu(struct dmk_kernels *ret_kernels)
 
 size_t dmk_kernels_scratch_bytes(uint32_t max_k)
 {
-    /* 64 rows of bf16 weights, and room for tiles of tokens, keys, values and sums. */
-    return (size_t)64 * max_k * sizeof(uint16_t) + 256 * 1024;
+    return (size_t)DMK_CPU_SCRATCH_ROWS * max_k * sizeof(uint16_t) + DMK_CPU_SCRATCH_BYTES;
 }

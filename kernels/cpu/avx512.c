@@ -1,0 +1,28 @@
+/* The AVX-512 set: the templates over the vectors of vec_avx512.h. Built with its own compiler flags; nothing
+ * here runs before detect.c has found the instructions. */
+#include "kernels/cpu/vec_avx512.h"
+
+#include "kernels/cpu/attn_tmpl.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/linear_tmpl.h"
+#include "kernels/cpu/moe_tmpl.h"
+#include "kernels/cpu/rows_tmpl.h"
+
+_Static_assert(BLOCK_ROWS % TILE_R == 0 && TILE_R * TILE_T % 4 == 0 && GEMV_R == 4, "tile sizes");
+_Static_assert(BLOCK_ROWS <= DMK_CPU_SCRATCH_ROWS, "scratch");
+_Static_assert(4 % MX_GEMV_R == 0 && VL * HALVES == DMK_LANES, "vector sizes");
+_Static_assert(sizeof(struct dot_scratch) <= DMK_CPU_SCRATCH_BYTES, "scratch");
+_Static_assert(sizeof(struct attn_scratch) <= DMK_CPU_SCRATCH_BYTES, "scratch");
+
+void dmk_kernels_avx512(struct dmk_kernels *kernels)
+{
+    kernels->name = "avx512";
+    kernels->rmsnorm = run_rmsnorm;
+    kernels->linear = run_linear;
+    kernels->rope = run_rope;
+    kernels->attn = run_attn;
+    kernels->moe_gate_up = run_moe_gate_up;
+    kernels->moe_down = run_moe_down;
+    kernels->moe_combine = run_combine;
+    kernels->residual = run_residual;
+}

@@ -1,0 +1,207 @@
+/* Dot products of weight rows and token rows, as one vector and as register tiles; included once by
+ * each instruction set's file after its vec_*.h.
+ *
+ * Token rows are first packed: bf16 pairs are split into vectors of first and of second elements, fp32,
+ * in the order in which the inner loop eats them. Weights are read where they lie. Every sum is kept in
+ * its 16 lanes until all of K is done, so tiling changes no bit. */
+#pragma once
+
+#include "kernels/kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define BLOCK_ROWS 48 /* weight rows of one item of work; a multiple of TILE_R */
+#define CHUNK      30 /* blocks of 32 along K that a packed tile of tokens holds: stays in L1 */
+
+/* The scratch memory of a thread. */
+struct dot_scratch {
+    _Alignas(64) float x[CHUNK * DMK_K_BLOCK * TILE_T];
+    _Alignas(64) float sums[BLOCK_ROWS * TILE_T * DMK_LANES];
+    _Alignas(64) float out[8][BLOCK_ROWS * TILE_T]; /* [slice][row][token] */
+    uint16_t rows[]; /* [BLOCK_ROWS][k] MXFP4 weights as bf16, or a packed vector of k floats */
+};
+
+/* lanes [4][16] to four sums, in the order of dmk_lanes_sum. */
+INLINE void sum_lanes4(const float *lanes, float *out)
+{
+    __m128 b[4];
+    for (int i = 0; i < 4; i++) {
+        __m256 a =
+            _mm256_add_ps(_mm256_loadu_ps(lanes + 16 * i), _mm256_loadu_ps(lanes + 16 * i + 8));
+        b[i] = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    }
+    _MM_TRANSPOSE4_PS(b[0], b[1], b[2], b[3]);
+    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(b[0], b[2]), _mm_add_ps(b[1], b[3])));
+}
+
+/* x: TILE_T token rows from block first on; packed [half][block][even, odd][token][VL]. */
+static void pack_tile(const uint16_t *const x[TILE_T], uint32_t first, uint32_t n_blocks,
+                      float *packed)
+{
+    for (uint32_t h = 0; h < HALVES; h++) {
+        for (uint32_t b = 0; b < n_blocks; b++) {
+            size_t at = (size_t)(first + b) * DMK_K_BLOCK + h * 2 * VL;
+            for (uint32_t t = 0; t < TILE_T; t++) {
+                vf_store(packed + t * VL, vf_even(x[t] + at));
+                vf_store(packed + (TILE_T + t) * VL, vf_odd(x[t] + at));
+            }
+            packed += 2 * TILE_T * VL;
+        }
+    }
+}
+
+/* TILE_R rows by TILE_T tokens over a chunk of K; sums [row][token][16] go on from what they hold. */
+static void dot_tile(const uint16_t *const w[TILE_R], const float *packed, uint32_t n_blocks,
+                     float *sums, bool begin)
+{
+    for (uint32_t h = 0; h < HALVES; h++) {
+        vf acc[TILE_R][TILE_T];
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < TILE_R; r++) {
+#pragma GCC unroll 8
+            for (uint32_t t = 0; t < TILE_T; t++) {
+                acc[r][t] =
+                    begin ? vf_zero() : vf_load(sums + (r * TILE_T + t) * DMK_LANES + h * VL);
+            }
+        }
+        for (uint32_t b = 0; b < n_blocks; b++) {
+            size_t at = (size_t)b * DMK_K_BLOCK + h * 2 * VL;
+            vf wv[TILE_R];
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < TILE_R; r++) {
+                wv[r] = vf_even(w[r] + at);
+            }
+#pragma GCC unroll 8
+            for (uint32_t t = 0; t < TILE_T; t++) {
+                vf xv = vf_load(packed + t * VL);
+#pragma GCC unroll 8
+                for (uint32_t r = 0; r < TILE_R; r++) {
+                    acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);
+                }
+            }
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < TILE_R; r++) {
+                wv[r] = vf_odd(w[r] + at);
+            }
+#pragma GCC unroll 8
+            for (uint32_t t = 0; t < TILE_T; t++) {
+                vf xv = vf_load(packed + (TILE_T + t) * VL);
+#pragma GCC unroll 8
+                for (uint32_t r = 0; r < TILE_R; r++) {
+                    acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);
+                }
+            }
+            packed += 2 * TILE_T * VL;
+        }
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < TILE_R; r++) {
+#pragma GCC unroll 8
+            for (uint32_t t = 0; t < TILE_T; t++) {
+                vf_store(sums + (r * TILE_T + t) * DMK_LANES + h * VL, acc[r][t]);
+            }
+        }
+    }
+}
+
+/* out [n_w][TILE_T] = dot of n_w <= BLOCK_ROWS weight rows and TILE_T token rows over k elements. Rows
+ * beyond n_w are repeats of the last one, which are not stored. */
+static void dot_rows_tile(const uint16_t *w, size_t w_stride, uint32_t n_w,
+                          const uint16_t *const x[TILE_T], uint32_t k, struct dot_scratch *s,
+                          float *out)
+{
+    uint32_t n_blocks = k / DMK_K_BLOCK;
+    for (uint32_t first = 0; first < n_blocks; first += CHUNK) {
+        uint32_t n = n_blocks - first < CHUNK ? n_blocks - first : CHUNK;
+        pack_tile(x, first, n, s->x);
+        for (uint32_t row = 0; row < n_w; row += TILE_R) {
+            const uint16_t *rows[TILE_R];
+            for (uint32_t r = 0; r < TILE_R; r++) {
+                uint32_t at = row + r < n_w ? row + r : n_w - 1;
+                rows[r] = w + at * w_stride + (size_t)first * DMK_K_BLOCK;
+            }
+            dot_tile(rows, s->x, n, s->sums + (size_t)row * TILE_T * DMK_LANES, first == 0);
+        }
+    }
+    for (uint32_t i = 0; i < (n_w + TILE_R - 1) / TILE_R * TILE_R * TILE_T; i += 4) {
+        sum_lanes4(s->sums + (size_t)i * DMK_LANES, out + i);
+    }
+}
+
+/* One token row of k elements: [block][even, odd][16]. */
+static void pack_vector(const uint16_t *x, uint32_t k, float *packed)
+{
+    for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
+        for (uint32_t h = 0; h < HALVES; h++) {
+            vf_store(packed + at + h * VL, vf_even(x + at + h * 2 * VL));
+            vf_store(packed + at + DMK_LANES + h * VL, vf_odd(x + at + h * 2 * VL));
+        }
+    }
+}
+
+/* lanes [GEMV_R][16] = GEMV_R rows times one packed vector. */
+INLINE void dot_vector(const uint16_t *const w[GEMV_R], const float *packed, uint32_t k,
+                       float *lanes)
+{
+    vf acc[GEMV_R][HALVES];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < GEMV_R; r++) {
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES; h++) {
+            acc[r][h] = vf_zero();
+        }
+    }
+    for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < GEMV_R; r++) {
+            _mm_prefetch((const char *)(w[r] + at) + 1024, _MM_HINT_T0);
+        }
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES; h++) {
+            vf even = vf_load(packed + at + h * VL),
+               odd = vf_load(packed + at + DMK_LANES + h * VL);
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < GEMV_R; r++) {
+                const uint16_t *p = w[r] + at + h * 2 * VL;
+                acc[r][h] = vf_fma(vf_even(p), even, acc[r][h]);
+                acc[r][h] = vf_fma(vf_odd(p), odd, acc[r][h]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < GEMV_R; r++) {
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES; h++) {
+            vf_store(lanes + r * DMK_LANES + h * VL, acc[r][h]);
+        }
+    }
+}
+
+/* out[slice][row] for n_w <= BLOCK_ROWS rows and one packed vector of n_slices * k elements. */
+static void dot_rows_vector(const uint16_t *w, size_t w_stride, uint32_t n_w, const float *packed,
+                            uint32_t k, uint32_t n_slices, float (*out)[BLOCK_ROWS * TILE_T])
+{
+    for (uint32_t row = 0; row < n_w; row += GEMV_R) {
+        for (uint32_t slice = 0; slice < n_slices; slice++) {
+            _Alignas(64) float lanes[GEMV_R * DMK_LANES];
+            const uint16_t *rows[GEMV_R];
+            for (uint32_t r = 0; r < GEMV_R; r++) {
+                uint32_t at = row + r < n_w ? row + r : n_w - 1;
+                rows[r] = w + at * w_stride + (size_t)slice * k;
+            }
+            dot_vector(rows, packed + (size_t)slice * k, k, lanes);
+            sum_lanes4(lanes, out[slice] + row);
+        }
+    }
+}
+
+/* out[0 .. n) becomes the tree sum of out[slice][0 .. n). */
+static void sum_slices(float (*out)[BLOCK_ROWS * TILE_T], uint32_t n_slices, uint32_t n)
+{
+    for (uint32_t width = n_slices; width > 1; width /= 2) {
+        for (uint32_t s = 0; s < width / 2; s++) {
+            for (uint32_t i = 0; i < n; i++) {
+                out[s][i] = out[2 * s][i] + out[2 * s + 1][i];
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+/* The experts: rows of one expert at a time, with all tokens that chose it.
+ *
+ * One token: MXFP4 is unpacked in registers on its way into the sum. More: the rows of the item are
+ * unpacked once to bf16 (exact) and then go through the same tiles as dense weights. */
+#pragma once
+
+#include "kernels/cpu/dot_tmpl.h"
+
+#define MAX_EXPERTS 1024
+
+struct moe_task {
+    const struct dmk_expert_weights *w;
+    const struct dmk_moe_plan *plan;
+    const uint16_t *x;    /* rows of tokens */
+    const uint32_t *rows; /* [slots] row of x for each slot, NULL: the slot itself */
+    const struct dmk_moe_gate_up_args *gate_up; /* one of these two */
+    const struct dmk_moe_down_args *down;
+    uint32_t n_row_blocks;
+    uint16_t experts[MAX_EXPERTS]; /* those that have tokens */
+};
+
+/* scales [n] as floats, and zeros up to a whole vector. */
+static void mx_scales(const uint8_t *scales, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)scales[i] << 23;
+        out[i] = dmk_f32_from_bits(bits > 0x00400000u ? bits : 0x00400000u);
+    }
+}
+
+/* One row as bf16: exact, since codes have two significant bits. */
+static void mx_row_to_bf16(const uint8_t *blocks, const uint8_t *scales, uint32_t n_blocks,
+                           float *scale, uint16_t *out)
+{
+    mx_scales(scales, n_blocks, scale);
+    for (uint32_t b = 0; b < n_blocks; b += MX_STEP) {
+        uint32_t n = n_blocks - b < MX_STEP ? n_blocks - b : MX_STEP;
+        vf w[MX_STEP][2][HALVES];
+        mx_unpack(blocks + (size_t)b * DMK_MXFP4_BLOCK_BYTES, n, w);
+        for (uint32_t i = 0; i < n; i++) {
+            vf s = vf_set1(scale[b + i]);
+            for (uint32_t h = 0; h < HALVES; h++) {
+                vf_store_pairs(out + (size_t)(b + i) * DMK_K_BLOCK + h * 2 * VL,
+                               vf_mul(w[i][0][h], s), vf_mul(w[i][1][h], s));
+            }
+        }
+    }
+}
+
+/* lanes [MX_GEMV_R][16] = MX_GEMV_R rows of MXFP4 times one packed vector. */
+INLINE void mx_dot_vector(const uint8_t *const blocks[MX_GEMV_R],
+                          const float *const scales[MX_GEMV_R], const float *packed,
+                          uint32_t n_blocks, float *lanes)
+{
+    vf acc[MX_GEMV_R][HALVES];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < MX_GEMV_R; r++) {
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES; h++) {
+            acc[r][h] = vf_zero();
+        }
+    }
+    uint32_t b = 0;
+    for (; b + MX_STEP <= n_blocks; b += MX_STEP) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < MX_GEMV_R; r++) {
+            vf w[MX_STEP][2][HALVES];
+            mx_unpack(blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES, MX_STEP, w);
+            _mm_prefetch((const char *)blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES + 1024,
+                         _MM_HINT_T0);
+#pragma GCC unroll 8
+            for (uint32_t i = 0; i < MX_STEP; i++) {
+                vf s = vf_set1(scales[r][b + i]);
+                const float *x = packed + (size_t)(b + i) * DMK_K_BLOCK;
+#pragma GCC unroll 8
+                for (uint32_t odd = 0; odd < 2; odd++) {
+#pragma GCC unroll 8
+                    for (uint32_t h = 0; h < HALVES; h++) {
+                        acc[r][h] = vf_fma(vf_mul(w[i][odd][h], s),
+                                           vf_load(x + odd * DMK_LANES + h * VL), acc[r][h]);
+                    }
+                }
+            }
+        }
+    }
+    for (uint32_t r = 0; b < n_blocks && r < MX_GEMV_R; r++) {
+        vf w[MX_STEP][2][HALVES];
+        mx_unpack(blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES, 1, w);
+        vf s = vf_set1(scales[r][b]);
+        const float *x = packed + (size_t)b * DMK_K_BLOCK;
+        for (uint32_t odd = 0; odd < 2; odd++) {
+            for (uint32_t h = 0; h < HALVES; h++) {
+                acc[r][h] = vf_fma(vf_mul(w[0][odd][h], s), vf_load(x + odd * DMK_LANES + h * VL),
+                                   acc[r][h]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < MX_GEMV_R; r++) {
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES; h++) {
+            vf_store(lanes + r * DMK_LANES + h * VL, acc[r][h]);
+        }
+    }
+}
+
+/* out[row] for n_w rows of MXFP4; scale: room for MX_GEMV_R * n_blocks floats. */
+static void mx_rows_vector(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
+                           uint32_t n_blocks, const float *packed, float *scale, float *out)
+{
+    const size_t row_bytes = (size_t)n_blocks * DMK_MXFP4_BLOCK_BYTES;
+    for (uint32_t row = 0; row < n_w; row += 4) {
+        _Alignas(64) float lanes[4 * DMK_LANES];
+        for (uint32_t r0 = 0; r0 < 4; r0 += MX_GEMV_R) {
+            const uint8_t *rows[MX_GEMV_R];
+            const float *row_scales[MX_GEMV_R];
+            for (uint32_t r = 0; r < MX_GEMV_R; r++) {
+                uint32_t at = row + r0 + r < n_w ? row + r0 + r : n_w - 1;
+                rows[r] = blocks + at * row_bytes;
+                mx_scales(scales + (size_t)at * n_blocks, n_blocks, scale + (size_t)r * n_blocks);
+                row_scales[r] = scale + (size_t)r * n_blocks;
+            }
+            mx_dot_vector(rows, row_scales, packed, n_blocks, lanes + r0 * DMK_LANES);
+        }
+        sum_lanes4(lanes, out + row);
+    }
+}
+
+/* values [n_w][step] of one slot: rows 2j and 2j+1 become z[j]. */
+static void swiglu_store(const struct dmk_moe_gate_up_args *a, const float *values, uint32_t step,
+                         const uint16_t *bias, uint32_t n_w, uint16_t *z)
+{
+    float gate[BLOCK_ROWS / 2], up[BLOCK_ROWS / 2];
+    for (uint32_t j = 0; j < n_w / 2; j++) {
+        gate[j] = values[2 * j * step] + dmk_bf16_to_f32(bias[2 * j]);
+        up[j] = values[(2 * j + 1) * step] + dmk_bf16_to_f32(bias[2 * j + 1]);
+    }
+    for (uint32_t j = 0; j < n_w / 2; j++) {
+        float g = gate[j] > a->limit ? a->limit : gate[j];
+        float u = up[j] > a->limit ? a->limit : up[j];
+        u = u < -a->limit ? -a->limit : u;
+        z[j] = dmk_f32_to_bf16((g * dmk_sigmoidf(a->alpha * g)) * (u + 1.0f));
+    }
+}
+
+static void moe_store(const struct moe_task *task, uint32_t expert, uint32_t slot, uint32_t row0,
+                      uint32_t n_w, const float *values, uint32_t step)
+{
+    const uint16_t *bias = task->w->bias + (size_t)expert * task->w->rows + row0;
+    if (task->gate_up) {
+        uint16_t *z = task->gate_up->z + (size_t)slot * (task->w->rows / 2) + row0 / 2;
+        swiglu_store(task->gate_up, values, step, bias, n_w, z);
+        return;
+    }
+    float *y = task->down->y + (size_t)slot * task->w->rows + row0;
+    for (uint32_t r = 0; r < n_w; r++) {
+        y[r] = values[r * step] + dmk_bf16_to_f32(bias[r]);
+    }
+}
+
+static const uint16_t *slot_x(const struct moe_task *task, uint32_t slot)
+{
+    return task->x + (size_t)(task->rows ? task->rows[slot] : slot) * task->w->cols;
+}
+
+static void moe_item(const void *args, uint32_t item, void *scratch)
+{
+    const struct moe_task *task = args;
+    const struct dmk_expert_weights *m = task->w;
+    struct dot_scratch *s = scratch;
+    uint32_t expert = task->experts[item / task->n_row_blocks];
+    uint32_t row0 = item % task->n_row_blocks * BLOCK_ROWS;
+    uint32_t n_w = m->rows - row0 < BLOCK_ROWS ? m->rows - row0 : BLOCK_ROWS;
+    uint32_t first = task->plan->expert_begin[expert], end = task->plan->expert_begin[expert + 1];
+    uint32_t n_blocks = m->cols / DMK_MXFP4_BLOCK;
+    size_t row = (size_t)expert * m->rows + row0;
+    bool mx = m->format == DMK_WEIGHT_MXFP4;
+    const uint16_t *w = (const uint16_t *)(const void *)m->blocks + row * m->cols;
+    const uint8_t *blocks = m->blocks + row * n_blocks * DMK_MXFP4_BLOCK_BYTES;
+
+    if (end - first == 1) {
+        float *packed = (float *)(void *)s->rows;
+        pack_vector(slot_x(task, first), m->cols, packed);
+        if (mx) {
+            mx_rows_vector(blocks, m->scales + row * n_blocks, n_w, n_blocks, packed,
+                           packed + m->cols, s->out[0]);
+        } else {
+            dot_rows_vector(w, m->cols, n_w, packed, m->cols, 1, s->out);
+        }
+        moe_store(task, expert, first, row0, n_w, s->out[0], 1);
+        return;
+    }
+    for (uint32_t r = 0; mx && r < n_w; r++) {
+        mx_row_to_bf16(blocks + (size_t)r * n_blocks * DMK_MXFP4_BLOCK_BYTES,
+                       m->scales + (row + r) * n_blocks, n_blocks, s->x,
+                       s->rows + (size_t)r * m->cols);
+    }
+    for (uint32_t slot = first; slot < end; slot += TILE_T) {
+        const uint16_t *x[TILE_T];
+        for (uint32_t i = 0; i < TILE_T; i++) {
+            x[i] = slot_x(task, slot + i < end ? slot + i : end - 1);
+        }
+        dot_rows_tile(mx ? s->rows : w, m->cols, n_w, x, m->cols, s, s->out[0]);
+        for (uint32_t i = 0; i < TILE_T && slot + i < end; i++) {
+            moe_store(task, expert, slot + i, row0, n_w, s->out[0] + i, TILE_T);
+        }
+    }
+}
+
+static void run_experts(struct moe_task *task, uint32_t n_experts, struct dmk_stream *stream)
+{
+    uint32_t n_used = 0;
+    for (uint32_t e = 0; e < n_experts; e++) {
+        if (task->plan->expert_begin[e + 1] > task->plan->expert_begin[e]) {
+            task->experts[n_used++] = (uint16_t)e;
+        }
+    }
+    task->n_row_blocks = (task->w->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    if (n_used > 0) {
+        stream->run(stream, moe_item, task, n_used * task->n_row_blocks);
+    }
+}
+
+static void run_moe_gate_up(const struct dmk_moe_gate_up_args *a, struct dmk_stream *stream)
+{
+    struct moe_task task = {
+        .w = &a->w, .plan = &a->plan, .x = a->x, .rows = a->plan.slot_row, .gate_up = a};
+    run_experts(&task, a->n_experts, stream);
+}
+
+static void run_moe_down(const struct dmk_moe_down_args *a, struct dmk_stream *stream)
+{
+    struct moe_task task = {.w = &a->w, .plan = &a->plan, .x = a->z, .down = a};
+    run_experts(&task, a->n_experts, stream);
+}
