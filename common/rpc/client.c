@@ -81,11 +81,13 @@ struct dmk_rpc_stream *dmk_rpc_call(struct dmk_rpc_channel *channel, const char 
         deadline_ms ? gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                    gpr_time_from_millis(deadline_ms, GPR_TIMESPAN))
                     : gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    const grpc_slice method = grpc_slice_from_copied_string(path);
     grpc_call *call =
         grpc_channel_create_call(channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, channel->rpc->cq,
-                                 grpc_slice_from_copied_string(path), NULL, deadline, NULL);
+                                 method, NULL, deadline, NULL);
     struct dmk_rpc_stream *s;
 
+    grpc_slice_unref(method);
     dmk_assert(call);
     dmk_assert(events->on_message);
     dmk_assert(events->on_closed);
