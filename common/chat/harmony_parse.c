@@ -257,7 +257,6 @@ static void begin_message(struct parser *p)
 
     p->state = CONTENT;
     p->has_text = false;
-    p->utf8 = (struct dmk_utf8_stream){0};
     p->target = find_target(p, &name);
     if (p->target == TO_CALL) {
         release(p, false);
@@ -322,7 +321,6 @@ static void push_prose(struct parser *p)
     }
     p->state = CONTENT;
     p->has_text = false;
-    p->utf8 = (struct dmk_utf8_stream){0};
     p->target = target_of_channel(p, DMK_CHANNEL_NONE);
     push_bytes(p, dmk_buf_bytes(&p->header.prose));
 }

@@ -98,6 +98,13 @@ static const struct expectation table[] = {
      "locate", false, "", "", "locate({\"city\":\"Paris\"})", DMK_PARSE_TOOL_CALLS, 0},
     {"call without its message mark", "<|channel|>commentary to=functions.f {\"a\": 1}<|call|>",
      "f", false, "", "", "f({\"a\": 1})", DMK_PARSE_TOOL_CALLS, 1},
+    {"a mark inside a call ends it",
+     "<|channel|>commentary to=functions.f<|message|>{}<|channel|>final<|message|>Hi<|return|>",
+     "f", false, "", "Hi", "f({})", DMK_PARSE_TOOL_CALLS, 1},
+    {"so does the next message's start",
+     "<|channel|>commentary "
+     "to=functions.f<|message|>{}<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+     "f", false, "", "Hi", "f({})", DMK_PARSE_TOOL_CALLS, 1},
     {"call cut inside its arguments",
      "<|channel|>commentary to=functions.w json<|message|>{\"text\":\"abc", "w", true, "", "",
      "w({\"text\":\"abc)!", DMK_PARSE_STOP, 0},
