@@ -1,0 +1,95 @@
+/* API dialects: a request body to a `dmk_ask`, events of the answer to bytes.
+ *
+ * A dialect never sees a token id and a chat format never sees a body, so N formats and M dialects are
+ * N + M pieces of code. A dialect is a const struct in the static array of api.c; adding one touches
+ * nothing else.
+ *
+ * parse runs on a pool thread and has no state. A reply is the state of one answer; it lives on the loop
+ * and hands finished frames to its sink: over HTTP a frame is one server-sent event (or the whole body
+ * when the client did not ask for a stream), over gRPC one message. The order of calls: prompt (echo
+ * only), any number of event and choice_end (once for each choice, no event of that choice after it), end.
+ * A failure before the first frame is told by `error`; one after it too, as the last frame. */
+#pragma once
+
+#include "common/base/clock.h"
+#include "common/chat/event.h"
+#include "router/api_error.h"
+#include "router/ask.h"
+
+/* Takes one frame; event is the event's name where the framing has names, else NULL. */
+struct dmk_sink {
+    void (*frame)(void *ud, const char *event, struct dmk_bytes payload);
+    void *ud;
+};
+
+enum dmk_finish { DMK_FINISH_STOP, DMK_FINISH_LENGTH, DMK_FINISH_TOOL_CALLS };
+const char *dmk_finish_name(enum dmk_finish finish);
+
+/* One token as people see it. Valid until the call returns. */
+struct dmk_lp_top {
+    struct dmk_bytes bytes;
+    float logprob;
+};
+struct dmk_lp {
+    struct dmk_bytes bytes;
+    float logprob;
+    bool has_logprob; /* false: the first token of an echoed prompt */
+    uint32_t n_top;
+    struct dmk_lp_top top[DMK_ASK_MAX_TOP];
+};
+
+struct dmk_usage {
+    uint32_t n_prompt;
+    uint32_t n_cached; /* of the prompt */
+    uint32_t n_output; /* all sampled tokens of all choices, control and stop tokens included */
+    uint32_t n_reasoning;
+};
+
+struct dmk_reply_conf {
+    const char *id_hex; /* 32 hex digits, unique */
+    const char *model;  /* as the client named it */
+    int64_t created_unix_s;
+    bool stream;
+    bool include_usage;
+    bool logprobs;
+    uint32_t top_logprobs;
+    uint32_t n;
+    struct dmk_sink sink;
+};
+
+struct dmk_api_limits {
+    uint32_t max_choices;
+    size_t max_conv_bytes;
+    uint32_t max_messages;
+    uint32_t max_tools;
+    int64_t date_unix_s; /* what a chat format prints as the current date; < 0 = none */
+};
+
+struct dmk_dialect {
+    const char *name;         /* label in metrics and logs */
+    const char *path;         /* POST, or the gRPC method */
+    bool http;                /* else gRPC */
+    const char *content_type; /* whole answers */
+    int (*parse)(struct dmk_bytes body, const struct dmk_api_limits *limits, struct dmk_ask *ask,
+                 struct dmk_api_error *reterr);
+    void *(*reply_new)(
+        const struct dmk_reply_conf *conf); /* copies what it keeps; NULL: no memory */
+    void (*prompt)(void *reply, uint32_t choice, struct dmk_str text, const struct dmk_lp *lps,
+                   size_t n_lps);
+    /* lps: the tokens whose text this event holds (content only, when logprobs were asked for). */
+    void (*event)(void *reply, uint32_t choice, const struct dmk_event *event,
+                  const struct dmk_lp *lps, size_t n_lps);
+    void (*choice_end)(void *reply, uint32_t choice, enum dmk_finish finish);
+    void (*end)(void *reply, const struct dmk_usage *usage);
+    void (*reply_free)(void *reply);
+    /* The body or last frame of a failure. */
+    void (*error)(const struct dmk_api_error *error, struct dmk_buf *out);
+};
+
+extern const struct dmk_dialect dmk_dialect_chat;
+extern const struct dmk_dialect dmk_dialect_completions;
+extern const struct dmk_dialect dmk_dialect_grpc;
+
+/* All dialects, NULL-terminated. */
+extern const struct dmk_dialect *const dmk_dialects[];
+const struct dmk_dialect *dmk_dialect_find(bool http, struct dmk_str path);

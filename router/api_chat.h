@@ -1,0 +1,7 @@
+/* The two halves of the Chat Completions dialect, which api_chat_out.c joins. */
+#pragma once
+
+#include "router/api.h"
+
+int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
+                       struct dmk_ask *ask, struct dmk_api_error *reterr);

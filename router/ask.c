@@ -1,0 +1,60 @@
+/* Lifetime of a dialect-free request. Any one thread at a time. */
+#include "router/ask.h"
+
+#include <stdlib.h>
+
+void dmk_ask_init(struct dmk_ask *ask, size_t max_prompt_tokens)
+{
+    *ask = (struct dmk_ask){
+        .temperature = 1.0f,
+        .top_p = 1.0f,
+        .repetition_penalty = 1.0f,
+        .n = 1,
+        .parallel_calls = true,
+    };
+    dmk_buf_init(&ask->text, 0);
+    dmk_ids_init(&ask->prompt, max_prompt_tokens);
+}
+
+void dmk_ask_fini(struct dmk_ask *ask)
+{
+    dmk_conv_free(&ask->conv);
+    dmk_buf_fini(&ask->text);
+    dmk_ids_fini(&ask->prompt);
+    free(ask->bias);
+    for (size_t i = 0; i < ask->n_stops; i++) {
+        free((char *)ask->stops[i].data);
+    }
+    *ask = (struct dmk_ask){0};
+}
+
+int dmk_ask_add_stop(struct dmk_ask *ask, struct dmk_str stop)
+{
+    char *copy;
+
+    if (ask->n_stops == DMK_ASK_MAX_STOPS || stop.len == 0 || stop.len > DMK_ASK_MAX_STOP_BYTES) {
+        return -DMK_EFULL;
+    }
+    copy = malloc(stop.len);
+    if (!copy) {
+        return -DMK_ENOMEM;
+    }
+    memcpy(copy, stop.data, stop.len);
+    ask->stops[ask->n_stops++] = (struct dmk_str){copy, stop.len};
+    return 0;
+}
+
+int dmk_ask_add_bias(struct dmk_ask *ask, uint32_t id, float value)
+{
+    if (ask->n_bias == DMK_ASK_MAX_BIAS) {
+        return -DMK_EFULL;
+    }
+    if (!ask->bias) {
+        ask->bias = calloc(DMK_ASK_MAX_BIAS, sizeof(*ask->bias));
+        if (!ask->bias) {
+            return -DMK_ENOMEM;
+        }
+    }
+    ask->bias[ask->n_bias++] = (struct dmk_ask_bias){id, value};
+    return 0;
+}

@@ -1,0 +1,68 @@
+/* What a client asks for, free of any API dialect.
+ *
+ * A dialect's parse fills it on a pool thread; the request that owns it reads it on the loop afterwards.
+ * Either `conv` is set (a conversation, rendered by the chat format) or it is NULL and the prompt is raw:
+ * `text` to be encoded, or ids that stand in `prompt` already. */
+#pragma once
+
+#include "common/base/buf.h"
+#include "common/chat/conv.h"
+#include "common/text/tokenizer.h"
+
+#define DMK_ASK_MAX_MODEL_BYTES 256
+#define DMK_ASK_MAX_STOPS       4
+#define DMK_ASK_MAX_STOP_BYTES  1024
+#define DMK_ASK_MAX_STOP_IDS    16
+#define DMK_ASK_MAX_CHOICES     128
+#define DMK_ASK_MAX_TOP         20
+#define DMK_ASK_MAX_BIAS        1024
+#define DMK_ASK_MAX_SALT_BYTES  256
+
+struct dmk_ask_bias {
+    uint32_t id;
+    float value;
+};
+
+struct dmk_ask {
+    char model[DMK_ASK_MAX_MODEL_BYTES + 1];
+
+    struct dmk_conv *conv;
+    struct dmk_buf text;
+    struct dmk_ids prompt; /* rendered ids, or those that the client gave */
+
+    float temperature, top_p, min_p;
+    float frequency_penalty, presence_penalty, repetition_penalty;
+    uint32_t top_k;
+    bool has_seed;
+    uint64_t seed;
+    struct dmk_ask_bias *bias; /* [n_bias] */
+    size_t n_bias;
+    bool logprobs;
+    uint32_t top_logprobs;
+
+    uint32_t n;
+    bool has_max_tokens; /* given explicitly: beyond the context it is an error, not clamped */
+    uint32_t max_tokens;
+    uint32_t min_tokens;
+    bool ignore_eos;
+    uint32_t stop_ids[DMK_ASK_MAX_STOP_IDS];
+    size_t n_stop_ids;
+    struct dmk_str stops[DMK_ASK_MAX_STOPS]; /* owned */
+    size_t n_stops;
+    int32_t priority;
+    char cache_salt[DMK_ASK_MAX_SALT_BYTES + 1];
+
+    bool stream;
+    bool include_usage;
+    bool parallel_calls; /* false: only the first tool call of a turn is kept, and ends it */
+    bool echo;           /* raw prompts: the prompt stands before the answer */
+};
+
+/* Defaults of a request that names nothing. */
+void dmk_ask_init(struct dmk_ask *ask, size_t max_prompt_tokens);
+void dmk_ask_fini(struct dmk_ask *ask);
+
+/* Appends a copy of a stop string; -DMK_EFULL beyond the bounds, -DMK_ENOMEM. */
+int dmk_ask_add_stop(struct dmk_ask *ask, struct dmk_str stop);
+/* -DMK_EFULL beyond the bound. */
+int dmk_ask_add_bias(struct dmk_ask *ask, uint32_t id, float value);

@@ -1,0 +1,28 @@
+/* What the files of the fleet share: fleet.c (streams and hellos), fleet_names.c (host names). */
+#pragma once
+
+#include "router/fleet.h"
+
+struct dmk_fleet_name; /* one entry of a list that is a host name */
+
+struct dmk_fleet {
+    struct dmk_fleet_conf conf;
+    struct dmk_worker *workers[DMK_FLEET_MAX_WORKERS];
+    struct dmk_index *index;
+    struct dmk_fleet_name *names;
+    struct dmk_timer *resolve_timer;
+    bool closing;
+};
+
+/* Finds the address or starts to dial it; -DMK_EFULL when all slots are taken. */
+int dmk_fleet__worker_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *address,
+                          bool named, struct dmk_worker **ret);
+/* Its address vanished: goes at once, or with its stream when it is up. */
+void dmk_fleet__worker_remove(struct dmk_worker *worker);
+void dmk_fleet__count(struct dmk_fleet *fleet);
+
+/* Adds every address of a list; host names are looked up at once and again every resolve_ms. */
+int dmk_fleet__names_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *entry,
+                         struct dmk_error *reterr);
+int dmk_fleet__names_start(struct dmk_fleet *fleet);
+void dmk_fleet__names_free(struct dmk_fleet *fleet);

@@ -1,0 +1,426 @@
+/* The HTTP side: paths to handlers, dialects to requests, frames to bodies and server-sent events.
+ *
+ * Loop only. An answer lives from a request's start to the one call of done, fail or release; the client's
+ * leaving comes from the HTTP server later than the call that caused it, never within. Bytes of one batch
+ * of worker events go out in one write. */
+#include <stdio.h>
+#include <stdlib.h>
+#include "common/base/assert.h"
+#include "common/http/http.h"
+#include "router/router.h"
+#include "router/sse.h"
+
+#define JSON "application/json"
+
+struct answer {
+    struct dmk_http_req *req;
+    const struct dmk_dialect *dialect;
+    struct dmk_request *request;
+    bool stream;
+    bool begun; /* status and headers have gone */
+    bool wants_timeline;
+    struct dmk_buf out; /* events to be written, or the body */
+};
+
+/* x-request-id of a request that has an answer; extra header lines after it. */
+static void put_headers(struct dmk_buf *out, const char *request_id, uint32_t retry_after_s)
+{
+    dmk_buf_printf(out, "x-request-id: %s\r\n", request_id);
+    if (retry_after_s > 0) {
+        dmk_buf_printf(out, "Retry-After: %u\r\n", retry_after_s);
+    }
+}
+
+static void respond_error(struct dmk_http_req *req, const struct dmk_api_error *error,
+                          const char *headers)
+{
+    struct dmk_buf body;
+
+    dmk_buf_init(&body, 0);
+    dmk_api_error_json(error, &body);
+    dmk_http_respond(req, error->status, JSON, headers, dmk_buf_str(&body));
+    dmk_buf_fini(&body);
+}
+
+/* ---------------------------------------------------------------- the front of a request */
+
+static void begin_stream(struct answer *a)
+{
+    struct dmk_buf headers;
+
+    dmk_buf_init(&headers, 0);
+    put_headers(&headers, dmk_request_id(a->request), 0);
+    dmk_buf_puts(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    dmk_http_begin(a->req, 200, "text/event-stream; charset=utf-8", headers.data);
+    dmk_buf_fini(&headers);
+    a->begun = true;
+}
+
+static void write_out(struct answer *a)
+{
+    if (a->out.len == 0) {
+        return;
+    }
+    if (!a->begun) {
+        begin_stream(a);
+    }
+    /* A client that is gone or too slow is told by on_gone. */
+    (void)dmk_http_write(a->req, dmk_buf_str(&a->out));
+    dmk_buf_reset(&a->out);
+}
+
+static void free_answer(struct answer *a)
+{
+    dmk_buf_fini(&a->out);
+    free(a);
+}
+
+static void front_begin(void *ud, bool stream)
+{
+    struct answer *a = ud;
+
+    a->stream = stream;
+}
+
+static void front_frame(void *ud, const char *event, struct dmk_bytes payload)
+{
+    struct answer *a = ud;
+    const struct dmk_str text = {(const char *)payload.data, payload.len};
+
+    if (a->stream) {
+        dmk_sse_event(&a->out, event, text);
+    } else {
+        dmk_buf_append_str(&a->out, text);
+    }
+}
+
+static void front_flush(void *ud)
+{
+    struct answer *a = ud;
+
+    if (a->stream) {
+        write_out(a);
+    }
+}
+
+static void front_idle(void *ud)
+{
+    struct answer *a = ud;
+
+    dmk_sse_comment(&a->out, dmk_str_from("keep-alive"));
+    write_out(a);
+}
+
+static void front_done(void *ud, struct dmk_str timeline)
+{
+    struct answer *a = ud;
+    struct dmk_buf headers;
+
+    dmk_http_on_gone(a->req, NULL, NULL);
+    if (a->stream) {
+        if (a->wants_timeline) {
+            struct dmk_buf line;
+
+            dmk_buf_init(&line, 0);
+            dmk_buf_puts(&line, "timeline ");
+            dmk_buf_append_str(&line, timeline);
+            dmk_sse_comment(&a->out, dmk_buf_str(&line));
+            dmk_buf_fini(&line);
+        }
+        dmk_sse_done(&a->out);
+        write_out(a);
+        dmk_http_end(a->req);
+    } else {
+        dmk_buf_init(&headers, 0);
+        put_headers(&headers, dmk_request_id(a->request), 0);
+        if (a->wants_timeline) {
+            dmk_buf_puts(&headers, "x-damask-timeline: ");
+            dmk_buf_append_str(&headers, timeline);
+            dmk_buf_puts(&headers, "\r\n");
+        }
+        if (a->out.failed) {
+            const struct dmk_api_error error = {.status = 500,
+                                                .type = "server_error",
+                                                .code = "answer_too_large",
+                                                .text =
+                                                    "the answer is larger than this server sends"};
+
+            respond_error(a->req, &error, headers.data);
+        } else {
+            dmk_http_respond(a->req, 200, a->dialect->content_type, headers.data,
+                             dmk_buf_str(&a->out));
+        }
+        dmk_buf_fini(&headers);
+    }
+    free_answer(a);
+}
+
+static void front_fail(void *ud, const struct dmk_api_error *error, struct dmk_str timeline)
+{
+    struct answer *a = ud;
+    struct dmk_buf body;
+
+    dmk_http_on_gone(a->req, NULL, NULL);
+    dmk_buf_init(&body, 0);
+    a->dialect->error(error, &body);
+    if (a->begun) {
+        dmk_sse_event(&a->out, NULL, dmk_buf_str(&body));
+        dmk_sse_done(&a->out);
+        write_out(a);
+        dmk_http_end(a->req);
+    } else {
+        struct dmk_buf headers;
+
+        dmk_buf_init(&headers, 0);
+        put_headers(&headers, dmk_request_id(a->request), error->retry_after_s);
+        if (a->wants_timeline) {
+            dmk_buf_puts(&headers, "x-damask-timeline: ");
+            dmk_buf_append_str(&headers, timeline);
+            dmk_buf_puts(&headers, "\r\n");
+        }
+        dmk_http_respond(a->req, error->status, JSON, headers.data, dmk_buf_str(&body));
+        dmk_buf_fini(&headers);
+    }
+    dmk_buf_fini(&body);
+    free_answer(a);
+}
+
+static void front_release(void *ud)
+{
+    struct answer *a = ud;
+
+    dmk_http_on_gone(a->req, NULL, NULL);
+    if (a->begun) {
+        dmk_http_end(a->req);
+    } else {
+        dmk_http_respond(a->req, 499, JSON, NULL, dmk_str_from(""));
+    }
+    free_answer(a);
+}
+
+static const struct dmk_front front = {
+    .begin = front_begin,
+    .frame = front_frame,
+    .flush = front_flush,
+    .idle = front_idle,
+    .done = front_done,
+    .fail = front_fail,
+    .release = front_release,
+};
+
+static void on_gone(void *ud)
+{
+    struct answer *a = ud;
+
+    dmk_request_abandon(a->request);
+}
+
+/* ---------------------------------------------------------------- paths */
+
+/* A header as text, or NULL when it is absent or not valid. */
+static const char *take_header(struct dmk_http_req *req, const char *name, char *to, size_t cap,
+                               bool (*is_valid)(struct dmk_str))
+{
+    const struct dmk_str v = dmk_http_header(req, name);
+
+    if (!v.data || v.len >= cap || !is_valid(v)) {
+        return NULL;
+    }
+    memcpy(to, v.data, v.len);
+    to[v.len] = '\0';
+    return to;
+}
+
+static void start_request(struct dmk_router *router, struct dmk_http_req *req,
+                          const struct dmk_dialect *dialect)
+{
+    struct answer *a = calloc(1, sizeof(*a));
+    struct dmk_api_error error;
+    struct dmk_buf headers;
+    char request_id[132];
+    char traceparent[64];
+    const struct dmk_request_conf conf = {
+        .dialect = dialect,
+        .body = dmk_http_body(req),
+        .request_id = take_header(req, "x-request-id", request_id, sizeof(request_id),
+                                  dmk_request_id_is_valid),
+        .traceparent = take_header(req, "traceparent", traceparent, sizeof(traceparent),
+                                   dmk_traceparent_is_valid),
+        .front = &front,
+        .ud = a,
+    };
+
+    if (a) {
+        a->req = req;
+        a->dialect = dialect;
+        a->wants_timeline = dmk_str_is(dmk_http_header(req, "x-damask-timeline"), "1");
+        dmk_buf_init(&a->out, 0);
+        if (dmk_request_start(router->requests, &conf, &a->request, &error) == 0) {
+            dmk_http_on_gone(req, on_gone, a);
+            return;
+        }
+        free_answer(a);
+    } else {
+        (void)dmk_api_fail(&error, 503, "out_of_memory", "no memory for the request");
+    }
+    dmk_buf_init(&headers, 0);
+    if (conf.request_id) {
+        put_headers(&headers, conf.request_id, error.retry_after_s);
+    } else if (error.retry_after_s > 0) {
+        dmk_buf_printf(&headers, "Retry-After: %u\r\n", error.retry_after_s);
+    }
+    respond_error(req, &error, headers.data);
+    dmk_buf_fini(&headers);
+}
+
+static void get_models(const struct dmk_router *router, struct dmk_http_req *req,
+                       struct dmk_str name)
+{
+    struct dmk_buf body;
+
+    dmk_buf_init(&body, 0);
+    if (!name.data) {
+        dmk_admin_models(router, &body);
+    } else if (!dmk_admin_model(router, name, &body)) {
+        struct dmk_api_error error;
+        char quoted[68];
+
+        (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
+                           dmk_api_quote(name, quoted));
+        (void)strcpy(error.param, "model");
+        respond_error(req, &error, NULL);
+        dmk_buf_fini(&body);
+        return;
+    }
+    dmk_http_respond(req, 200, JSON, NULL, dmk_buf_str(&body));
+    dmk_buf_fini(&body);
+}
+
+static void get_health(const struct dmk_router *router, struct dmk_http_req *req)
+{
+    struct dmk_buf body;
+
+    dmk_buf_init(&body, 0);
+    dmk_admin_health(router, &body);
+    dmk_http_respond(req, dmk_router_is_ready(router) ? 200 : 503, JSON, NULL, dmk_buf_str(&body));
+    dmk_buf_fini(&body);
+}
+
+static void get_livez(const struct dmk_router *router, struct dmk_http_req *req)
+{
+    (void)router;
+    dmk_http_respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
+}
+
+static void get_readyz(const struct dmk_router *router, struct dmk_http_req *req)
+{
+    const bool ready = dmk_router_is_ready(router);
+
+    dmk_http_respond(req, ready ? 200 : 503, "text/plain", NULL,
+                     dmk_str_from(ready              ? "ok\n"
+                                  : router->draining ? "draining\n"
+                                                     : "no decode worker is up, or no prefill "
+                                                       "worker where one is needed\n"));
+}
+
+static void get_metrics(const struct dmk_router *router, struct dmk_http_req *req)
+{
+    struct dmk_buf body;
+
+    dmk_buf_init(&body, 0);
+    dmk_admin_metrics(router, &body);
+    dmk_http_respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
+                     dmk_buf_str(&body));
+    dmk_buf_fini(&body);
+}
+
+static const struct {
+    const char *path;
+    unsigned parts; /* on which ports */
+    void (*get)(const struct dmk_router *router, struct dmk_http_req *req);
+} pages[] = {
+    {"/livez", DMK_HTTP_API | DMK_HTTP_ADMIN, get_livez},
+    {"/readyz", DMK_HTTP_API | DMK_HTTP_ADMIN, get_readyz},
+    {"/health", DMK_HTTP_API | DMK_HTTP_ADMIN, get_health},
+    {"/metrics", DMK_HTTP_ADMIN, get_metrics},
+};
+
+static bool check_method(struct dmk_http_req *req, const char *method)
+{
+    struct dmk_api_error error;
+    char allow[64];
+    const struct dmk_str have = dmk_http_method(req);
+
+    if (dmk_str_is(have, method) || (strcmp(method, "GET") == 0 && dmk_str_is(have, "HEAD"))) {
+        return true;
+    }
+    (void)snprintf(allow, sizeof(allow), "Allow: %s%s\r\n", method,
+                   strcmp(method, "GET") == 0 ? ", HEAD" : "");
+    (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only", method);
+    respond_error(req, &error, allow);
+    return false;
+}
+
+static bool check_key(const struct dmk_router *router, struct dmk_http_req *req)
+{
+    struct dmk_api_error error;
+
+    if (dmk_router_is_allowed(router, dmk_http_header(req, "authorization"))) {
+        return true;
+    }
+    (void)dmk_api_fail(&error, 401, "invalid_api_key",
+                       "an API key is needed: Authorization: Bearer KEY");
+    respond_error(req, &error, "WWW-Authenticate: Bearer\r\n");
+    return false;
+}
+
+/* True when the path is one of /v1 and was answered. */
+static bool serve_api(struct dmk_router *router, struct dmk_http_req *req)
+{
+    static const char models[] = "/v1/models";
+    const size_t n_models = sizeof(models) - 1;
+    const struct dmk_str path = dmk_http_path(req);
+    const struct dmk_dialect *dialect = dmk_dialect_find(true, path);
+
+    if (dialect) {
+        if (check_key(router, req) && check_method(req, "POST")) {
+            start_request(router, req, dialect);
+        }
+        return true;
+    }
+    if (path.len >= n_models && memcmp(path.data, models, n_models) == 0 &&
+        (path.len == n_models || path.data[n_models] == '/')) {
+        struct dmk_str name = {0};
+
+        if (path.len > n_models + 1) {
+            name = (struct dmk_str){path.data + n_models + 1, path.len - n_models - 1};
+        }
+        if (check_key(router, req) && check_method(req, "GET")) {
+            get_models(router, req, name);
+        }
+        return true;
+    }
+    return false;
+}
+
+void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
+{
+    const struct dmk_http_front *port = ud;
+    struct dmk_api_error error;
+    char quoted[68];
+
+    for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+        if ((pages[i].parts & port->parts) && dmk_str_is(dmk_http_path(req), pages[i].path)) {
+            if (check_method(req, "GET")) {
+                pages[i].get(port->router, req);
+            }
+            return;
+        }
+    }
+    if ((port->parts & DMK_HTTP_API) && serve_api(port->router, req)) {
+        return;
+    }
+    (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
+                       dmk_api_quote(dmk_http_path(req), quoted));
+    respond_error(req, &error, NULL);
+}

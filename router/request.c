@@ -1,0 +1,593 @@
+/* The life of requests: start, queue, deadlines, end. On the loop; the diagram is in request.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/request_internal.h"
+
+#define TICK_MS        50
+#define RATE_WINDOW_NS DMK_NS_PER_S
+
+static uint64_t now_ns(const struct dmk_requests *all)
+{
+    return dmk_loop_now_ns(all->conf.loop);
+}
+
+bool dmk_request_id_is_valid(struct dmk_str text)
+{
+    for (size_t i = 0; i < text.len; i++) {
+        const char c = text.data[i];
+
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+              c == '.' || c == '_' || c == ':' || c == '-')) {
+            return false;
+        }
+    }
+    return text.len >= 1 && text.len <= 128;
+}
+
+bool dmk_traceparent_is_valid(struct dmk_str text)
+{
+    if (text.len != 55) {
+        return false;
+    }
+    for (size_t i = 0; i < text.len; i++) {
+        const char c = text.data[i];
+        const bool dash = i == 2 || i == 35 || i == 52;
+
+        if (dash ? c != '-' : !((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+const char *dmk_request_id(const struct dmk_request *request)
+{
+    return request->request_id;
+}
+
+/* ---------------------------------------------------------------- end of a request */
+
+static void unlink_request(struct dmk_request *r)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_request **at = &all->table[r->id.lo & (all->n_buckets - 1)];
+
+    while (*at != r) {
+        at = &(*at)->next;
+    }
+    *at = r->next;
+    if (!dmk_list_empty(&r->queued)) {
+        dmk_list_remove(&r->queued);
+        all->n_waiting--;
+    }
+    dmk_list_remove(&r->dirty);
+    dmk_list_remove(&r->node);
+    all->n_open--;
+    dmk_gauge_set(all->conf.stats->open_requests, all->n_open);
+}
+
+static void free_request(struct dmk_request *r)
+{
+    dmk_assert(!r->d && !r->p);
+    unlink_request(r);
+    dmk_request__output_fini(r);
+    if (r->reply) {
+        r->dialect->reply_free(r->reply);
+    }
+    dmk_ask_fini(&r->ask);
+    free(r);
+}
+
+static void count_status(struct dmk_request *r, unsigned status)
+{
+    for (size_t i = 0; dmk_dialects[i] && i < DMK_MAX_DIALECTS; i++) {
+        if (dmk_dialects[i] == r->dialect && status / 100 >= 2 && status / 100 < DMK_N_STATUS) {
+            dmk_counter_add(r->all->conf.stats->requests[i][status / 100], 1);
+        }
+    }
+}
+
+/* The one line that every request leaves. */
+static void log_end(struct dmk_request *r, const char *result, const struct dmk_buf *timeline)
+{
+    dmk_log_info("req=%s id=%s api=%s result=%s prompt=%zu cached=%u output=%llu n=%u d=%s p=%s %s",
+                 r->request_id, r->id_hex, r->dialect->name, result, r->ask.prompt.len, r->n_cached,
+                 (unsigned long long)r->n_output, r->ask.n, r->d_name[0] ? r->d_name : "-",
+                 r->p_name[0] ? r->p_name : "-", timeline->data ? timeline->data : "");
+}
+
+static void tell_timeline(struct dmk_request *r, struct dmk_buf *text)
+{
+    dmk_buf_init(text, 4096);
+    r->timeline.end_ns = now_ns(r->all);
+    dmk_timeline_text(&r->timeline, text);
+}
+
+void dmk_request__fail(struct dmk_request *r, const struct dmk_api_error *error)
+{
+    struct dmk_buf timeline;
+    char result[32];
+
+    tell_timeline(r, &timeline);
+    (void)snprintf(result, sizeof(result), "%u", error->status);
+    log_end(r, result, &timeline);
+    count_status(r, error->status);
+    dmk_request__leave_workers(r, true);
+    r->front->fail(r->ud, error, dmk_buf_str(&timeline));
+    dmk_buf_fini(&timeline);
+    free_request(r);
+}
+
+void dmk_request__complete(struct dmk_request *r)
+{
+    struct dmk_stats *stats = r->all->conf.stats;
+    struct dmk_timeline *t = &r->timeline;
+    struct dmk_usage usage = {.n_prompt = (uint32_t)r->ask.prompt.len, .n_cached = r->n_cached};
+    struct dmk_buf timeline;
+    bool cut = false;
+
+    for (uint32_t i = 0; i < r->ask.n; i++) {
+        usage.n_output += r->choices[i].n_tokens;
+        usage.n_reasoning += r->choices[i].n_reasoning;
+        cut = cut || r->choices[i].cut;
+    }
+    tell_timeline(r, &timeline);
+    /* D has ended by itself unless a choice was cut here; a cancel too many does no harm. */
+    dmk_request__leave_workers(r, cut);
+    r->dialect->end(r->reply, &usage);
+    log_end(r, "200", &timeline);
+    count_status(r, 200);
+    dmk_counter_add(stats->prompt_tokens, usage.n_prompt);
+    dmk_counter_add(stats->cached_tokens, usage.n_cached);
+    dmk_histogram_observe(stats->e2e, (double)(t->end_ns - t->received_ns) / 1e9);
+    if (t->first_ns) {
+        dmk_histogram_observe(stats->decode_time, (double)(t->end_ns - t->first_ns) / 1e9);
+    }
+    dmk_histogram_observe(stats->request_prompt_tokens, usage.n_prompt);
+    dmk_histogram_observe(stats->request_generation_tokens, usage.n_output);
+    r->front->done(r->ud, dmk_buf_str(&timeline));
+    dmk_buf_fini(&timeline);
+    free_request(r);
+}
+
+static void end_abandoned(struct dmk_request *r)
+{
+    struct dmk_stats *stats = r->all->conf.stats;
+    struct dmk_buf timeline;
+
+    tell_timeline(r, &timeline);
+    log_end(r, "client_gone", &timeline);
+    dmk_buf_fini(&timeline);
+    dmk_counter_add(stats->success[DMK_N_FINISH], 1);
+    dmk_request__leave_workers(r, true);
+    r->front->release(r->ud);
+    free_request(r);
+}
+
+void dmk_request_abandon(struct dmk_request *r)
+{
+    struct dmk_requests *all = r->all;
+
+    if (r->abandoned) {
+        return;
+    }
+    r->abandoned = true;
+    dmk_counter_add(all->conf.stats->client_gone, 1);
+    if (r->state == DMK_RENDERING) {
+        return; /* the pool reads the body; rendered() goes on */
+    }
+    if (all->in_batch) {
+        dmk_request__touch(r);
+        return;
+    }
+    end_abandoned(r);
+    dmk_requests__pump(all);
+}
+
+/* ---------------------------------------------------------------- start */
+
+static void frame(void *ud, const char *event, struct dmk_bytes payload)
+{
+    struct dmk_request *r = ud;
+
+    r->out_ns = now_ns(r->all);
+    r->front->frame(r->ud, event, payload);
+}
+
+void dmk_request__touch(struct dmk_request *r)
+{
+    if (dmk_list_empty(&r->dirty)) {
+        dmk_list_push_back(&r->all->dirty, &r->dirty);
+    }
+}
+
+void dmk_request__queue(struct dmk_request *r, bool front)
+{
+    struct dmk_requests *all = r->all;
+
+    dmk_assert(dmk_list_empty(&r->queued));
+    r->state = DMK_WAITING;
+    /* The head of the list stands before its first entry. */
+    dmk_list_push_back(front ? all->queue.next : &all->queue, &r->queued);
+    all->n_waiting++;
+}
+
+uint32_t dmk_requests__retry_after_s(const struct dmk_requests *all)
+{
+    uint64_t tokens = 0;
+    double s;
+
+    for (const struct dmk_list *at = all->queue.next; at != &all->queue; at = at->next) {
+        tokens +=
+            dmk_container_of((struct dmk_list *)at, struct dmk_request, queued)->ask.prompt.len;
+    }
+    s = all->prefill_rate > 0 ? (double)tokens / all->prefill_rate : 1;
+    return s < 1 ? 1 : s > 60 ? 60 : (uint32_t)(s + 0.5);
+}
+
+static void fail_busy(struct dmk_request *r, unsigned status, const char *code, const char *text)
+{
+    struct dmk_api_error error;
+
+    (void)dmk_api_fail(&error, status, code, "%s", text);
+    error.retry_after_s = dmk_requests__retry_after_s(r->all);
+    dmk_request__fail(r, &error);
+}
+
+static int make_reply(struct dmk_request *r)
+{
+    const struct dmk_reply_conf conf = {
+        .id_hex = r->id_hex,
+        .model = r->ask.model,
+        .created_unix_s = dmk_clock_unix_s(),
+        .stream = r->ask.stream,
+        .include_usage = r->ask.include_usage,
+        .logprobs = r->ask.logprobs,
+        .top_logprobs = r->ask.top_logprobs,
+        .n = r->ask.n,
+        .sink = {frame, r},
+    };
+
+    r->reply = r->dialect->reply_new(&conf);
+    return r->reply ? dmk_request__output_init(r) : -DMK_ENOMEM;
+}
+
+/* The job on the pool has ended. */
+static void rendered(void *ud)
+{
+    struct dmk_request *r = ud;
+    struct dmk_requests *all = r->all;
+    struct dmk_timeline *t = &r->timeline;
+
+    r->state = DMK_WAITING;
+    t->rendered_ns = now_ns(all);
+    dmk_histogram_observe(all->conf.stats->tokenize_time,
+                          (double)(t->rendered_ns - t->received_ns) / 1e9);
+    if (r->abandoned) {
+        end_abandoned(r);
+        return;
+    }
+    if (r->render_rc < 0) {
+        dmk_request__fail(r, &r->render_error);
+        return;
+    }
+    if (all->aborting) {
+        fail_busy(r, 503, "draining", "this router is shutting down");
+        return;
+    }
+    if (!r->ask.has_seed) {
+        r->ask.seed = dmk_random_u64(); /* kept over attempts */
+        r->ask.has_seed = true;
+    }
+    if (make_reply(r) < 0) {
+        struct dmk_api_error error;
+
+        (void)dmk_api_fail(&error, 500, "out_of_memory", "no memory for the request");
+        dmk_request__fail(r, &error);
+        return;
+    }
+    if (all->n_waiting >= all->conf.conf->max_waiting) {
+        dmk_counter_add(all->conf.stats->rejected_queue, 1);
+        fail_busy(r, 429, "queue_full", "too many requests are waiting");
+        return;
+    }
+    r->begun = true;
+    r->out_ns = t->rendered_ns;
+    r->front->begin(r->ud, r->ask.stream);
+    r->queue_deadline_ns = t->rendered_ns + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
+    dmk_request__queue(r, false);
+    dmk_requests__pump(all);
+}
+
+static void set_limits(struct dmk_request *r)
+{
+    const struct dmk_requests *all = r->all;
+
+    r->limits = (struct dmk_api_limits){
+        .max_choices = all->conf.conf->max_choices,
+        .max_conv_bytes = 2 * all->conf.conf->max_body_bytes + 65536,
+        .max_messages = 4096,
+        .max_tools = 512,
+        .date_unix_s = all->date_unix_s == -2 ? dmk_clock_unix_s() : all->date_unix_s,
+    };
+}
+
+int dmk_request_start(struct dmk_requests *all, const struct dmk_request_conf *conf,
+                      struct dmk_request **ret, struct dmk_api_error *reterr)
+{
+    struct dmk_request *r;
+    struct dmk_request **bucket;
+
+    if (all->draining) {
+        (void)dmk_api_fail(reterr, 503, "draining", "this router is shutting down");
+        reterr->retry_after_s = 1;
+        return -DMK_ESHUTDOWN;
+    }
+    r = all->n_open < all->conf.conf->max_requests ? calloc(1, sizeof(*r)) : NULL;
+    if (!r) {
+        dmk_counter_add(all->conf.stats->rejected_queue, 1);
+        (void)dmk_api_fail(reterr, 429, "too_many_requests", "too many requests are open");
+        reterr->retry_after_s = dmk_requests__retry_after_s(all);
+        return -DMK_EFULL;
+    }
+    r->all = all;
+    r->dialect = conf->dialect;
+    r->front = conf->front;
+    r->ud = conf->ud;
+    r->body = conf->body;
+    r->id = dmk_id128_random();
+    dmk_id128_format(r->id, r->id_hex);
+    (void)snprintf(r->request_id, sizeof(r->request_id), "%s",
+                   conf->request_id ? conf->request_id : r->id_hex);
+    (void)snprintf(r->traceparent, sizeof(r->traceparent), "%s",
+                   conf->traceparent ? conf->traceparent : "");
+    r->timeline.received_ns = now_ns(all);
+    r->deadline_ns = r->timeline.received_ns + all->conf.conf->request_timeout_ms * DMK_NS_PER_MS;
+    dmk_ask_init(&r->ask, all->conf.conf->max_prompt_tokens);
+    set_limits(r);
+    dmk_list_init(&r->queued);
+    dmk_list_init(&r->dirty);
+    if (dmk_loop_work(all->conf.loop, dmk_request__render, rendered, r) < 0) {
+        dmk_ask_fini(&r->ask);
+        free(r);
+        dmk_counter_add(all->conf.stats->rejected_queue, 1);
+        (void)dmk_api_fail(reterr, 429, "too_many_requests", "too many requests wait to be read");
+        reterr->retry_after_s = 1;
+        return -DMK_EFULL;
+    }
+    bucket = &all->table[r->id.lo & (all->n_buckets - 1)];
+    r->next = *bucket;
+    *bucket = r;
+    dmk_list_push_back(&all->live, &r->node);
+    all->n_open++;
+    dmk_gauge_set(all->conf.stats->open_requests, all->n_open);
+    *ret = r;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- time */
+
+static void check_deadlines(struct dmk_request *r, uint64_t now)
+{
+    if (r->state == DMK_RENDERING) {
+        return; /* bounded by the size of a body */
+    }
+    if (now >= r->deadline_ns) {
+        fail_busy(r, 503, "request_timeout", "the request took longer than this server allows");
+    } else if (r->state == DMK_WAITING && now >= r->queue_deadline_ns) {
+        dmk_counter_add(r->all->conf.stats->rejected_deadline, 1);
+        fail_busy(r, 503, "no_capacity", "no worker had room for the request in time");
+    } else if (r->state != DMK_WAITING && now >= r->step_deadline_ns) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_TIMEOUT,
+                                  r->state == DMK_RESERVING    ? "no answer to the reservation"
+                                  : r->state == DMK_PREFILLING ? "no first token"
+                                                               : "no further token",
+                                  0);
+    } else if (r->ask.stream &&
+               now - r->out_ns >= r->all->conf.conf->keepalive_ms * DMK_NS_PER_MS) {
+        r->out_ns = now;
+        r->front->idle(r->ud);
+    }
+}
+
+static void tick(void *ud)
+{
+    struct dmk_requests *all = ud;
+    const uint64_t now = now_ns(all);
+    struct dmk_list *next;
+
+    for (struct dmk_list *at = all->live.next; at != &all->live; at = next) {
+        next = at->next;
+        check_deadlines(dmk_container_of(at, struct dmk_request, node), now);
+    }
+    if (now - all->rate_ns >= RATE_WINDOW_NS) {
+        const double rate = (double)all->rate_tokens * 1e9 / (double)(now - all->rate_ns);
+
+        if (rate > 0) {
+            all->prefill_rate = all->prefill_rate > 0 ? 0.7 * all->prefill_rate + 0.3 * rate : rate;
+        }
+        all->rate_tokens = 0;
+        all->rate_ns = now;
+    }
+    dmk_requests__pump(all);
+}
+
+/* ---------------------------------------------------------------- the fleet's calls */
+
+static void on_event(void *ud, struct dmk_worker *worker, const Damask__V1__WorkerEvent *event)
+{
+    struct dmk_requests *all = ud;
+
+    all->in_batch = true;
+    dmk_request__on_event(all, worker, event);
+}
+
+static void on_batch_end(void *ud)
+{
+    struct dmk_requests *all = ud;
+
+    all->in_batch = false;
+    while (!dmk_list_empty(&all->dirty)) {
+        struct dmk_request *r = dmk_container_of(all->dirty.next, struct dmk_request, dirty);
+
+        dmk_list_remove(&r->dirty);
+        if (r->abandoned) {
+            end_abandoned(r);
+        } else {
+            r->front->flush(r->ud); /* r may be gone after this */
+        }
+    }
+    dmk_requests__pump(all);
+}
+
+static void on_down(void *ud, struct dmk_worker *worker, const char *why)
+{
+    struct dmk_requests *all = ud;
+    struct dmk_list *next;
+
+    all->in_batch = true;
+    for (struct dmk_list *at = all->live.next; at != &all->live; at = next) {
+        struct dmk_request *r = dmk_container_of(at, struct dmk_request, node);
+
+        next = at->next;
+        if (r->d == worker || (r->p == worker && r->state != DMK_DECODING)) {
+            dmk_request__fail_attempt(r, DMK_CAUSE_PEER, why, 0);
+        } else if (r->p == worker) {
+            worker->n_requests--;
+            worker->n_tokens -= r->p_tokens;
+            r->p_tokens = 0;
+            r->p = NULL;
+        }
+    }
+}
+
+static void on_change(void *ud)
+{
+    struct dmk_requests *all = ud;
+
+    if (!all->in_batch && all->fleet) {
+        dmk_requests__pump(all);
+    }
+}
+
+struct dmk_fleet_events dmk_requests_fleet_events(struct dmk_requests *requests)
+{
+    return (struct dmk_fleet_events){
+        .on_event = on_event,
+        .on_batch_end = on_batch_end,
+        .on_down = on_down,
+        .on_change = on_change,
+        .ud = requests,
+    };
+}
+
+void dmk_requests_set_fleet(struct dmk_requests *requests, struct dmk_fleet *fleet)
+{
+    requests->fleet = fleet;
+    dmk_timer_start(requests->tick, TICK_MS, TICK_MS);
+}
+
+/* ---------------------------------------------------------------- all of them */
+
+static int parse_date(const char *text, int64_t *ret_unix_s, struct dmk_error *reterr)
+{
+    struct tm tm = {0};
+    const char *end;
+
+    if (strcmp(text, "today") == 0) {
+        *ret_unix_s = -2;
+        return 0;
+    }
+    if (strcmp(text, "none") == 0) {
+        *ret_unix_s = -1;
+        return 0;
+    }
+    end = strptime(text, "%Y-%m-%d", &tm);
+    if (!end || *end) {
+        return dmk_error_set(reterr, -DMK_EINVAL,
+                             "date must be today, none or YYYY-MM-DD, not \"%s\"", text);
+    }
+    *ret_unix_s = timegm(&tm);
+    return 0;
+}
+
+int dmk_requests_new(const struct dmk_requests_conf *conf, struct dmk_requests **ret,
+                     struct dmk_error *reterr)
+{
+    struct dmk_requests *all = calloc(1, sizeof(*all));
+    int rc;
+
+    if (!all) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for requests");
+    }
+    all->conf = *conf;
+    dmk_list_init(&all->live);
+    dmk_list_init(&all->queue);
+    dmk_list_init(&all->dirty);
+    dmk_buf_init(&all->text, 0);
+    all->n_buckets = 64;
+    while (all->n_buckets < conf->conf->max_requests) {
+        all->n_buckets *= 2;
+    }
+    rc = parse_date(conf->conf->date, &all->date_unix_s, reterr);
+    if (rc == 0) {
+        all->table = calloc(all->n_buckets, sizeof(all->table[0]));
+        all->tick = dmk_timer_new(conf->loop, tick, all);
+        all->rate_ns = now_ns(all);
+        if (!all->table || !all->tick) {
+            rc = dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %u requests",
+                               conf->conf->max_requests);
+        }
+    }
+    if (rc < 0) {
+        dmk_requests_free(&all);
+        return rc;
+    }
+    *ret = all;
+    return 0;
+}
+
+void dmk_requests_free(struct dmk_requests **requests)
+{
+    struct dmk_requests *all = *requests;
+
+    if (!all) {
+        return;
+    }
+    dmk_assert(all->n_open == 0);
+    dmk_timer_free(&all->tick);
+    free(all->table);
+    free(all->lps);
+    dmk_buf_fini(&all->text);
+    free(all);
+    *requests = NULL;
+}
+
+uint32_t dmk_requests_n_open(const struct dmk_requests *requests)
+{
+    return requests->n_open;
+}
+
+void dmk_requests_drain(struct dmk_requests *requests)
+{
+    requests->draining = true;
+}
+
+void dmk_requests_abort_all(struct dmk_requests *requests)
+{
+    struct dmk_list *next;
+
+    requests->aborting = true;
+    for (struct dmk_list *at = requests->live.next; at != &requests->live; at = next) {
+        struct dmk_request *r = dmk_container_of(at, struct dmk_request, node);
+
+        next = at->next;
+        if (r->state != DMK_RENDERING) {
+            fail_busy(r, 503, "draining", "this router is shutting down");
+        }
+    }
+}

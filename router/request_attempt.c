@@ -1,0 +1,661 @@
+/* Requests and workers: admission, reservation, prefill, events, failures. On the loop.
+ *
+ * An attempt is one Generate and what follows from it. Its number stands in every message; what comes back
+ * with another number, or from another worker than the attempt's, is dropped and counted. */
+#include <stdio.h>
+#include "common/base/assert.h"
+#include "common/base/blocks.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/request_internal.h"
+#include "router/route.h"
+
+/* What a reservation covers of the answer; D grows beyond it by itself. */
+#define RESERVE_TOKENS 1024
+#define FULL_PAUSE_MS  100
+#define FULL_PAUSE_MAX 5000
+
+static uint64_t now_ns(const struct dmk_requests *all)
+{
+    return dmk_loop_now_ns(all->conf.loop);
+}
+
+static Damask__V1__RequestId make_id(const struct dmk_request *r)
+{
+    Damask__V1__RequestId id = DAMASK__V1__REQUEST_ID__INIT;
+
+    id.hi = r->id.hi;
+    id.lo = r->id.lo;
+    id.attempt = r->attempt;
+    return id;
+}
+
+static void send_cancel(struct dmk_request *r, struct dmk_worker *w)
+{
+    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
+    Damask__V1__Cancel cancel = DAMASK__V1__CANCEL__INIT;
+    Damask__V1__RequestId id = make_id(r);
+
+    cancel.id = &id;
+    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_CANCEL;
+    m.cancel = &cancel;
+    if (w && w->up) {
+        (void)dmk_worker_send(w, &m); /* a worker that is gone has cancelled by itself */
+    }
+}
+
+void dmk_request__leave_workers(struct dmk_request *r, bool tell)
+{
+    struct dmk_requests *all = r->all;
+
+    if (tell) {
+        send_cancel(r, r->d);
+        send_cancel(r, r->p);
+    }
+    if (r->d) {
+        dmk_assert(r->d->n_requests > 0 && r->d->n_tokens >= r->d_tokens);
+        r->d->n_requests--;
+        r->d->n_tokens -= r->d_tokens;
+        r->d->full_until_ns = 0; /* whatever it held is free, or soon will be */
+        all->n_running--;
+    }
+    if (r->p) {
+        dmk_assert(r->p->n_requests > 0 && r->p->n_tokens >= r->p_tokens);
+        r->p->n_requests--;
+        r->p->n_tokens -= r->p_tokens;
+    }
+    all->tokens_in_flight -= r->admitted_tokens;
+    r->d = r->p = NULL;
+    r->d_tokens = r->p_tokens = r->admitted_tokens = 0;
+}
+
+static void fail_with(struct dmk_request *r, unsigned status, const char *code, const char *text)
+{
+    struct dmk_api_error error;
+
+    (void)dmk_api_fail(&error, status, code, "%s", text);
+    if (status == 429 || status == 503) {
+        error.retry_after_s = dmk_requests__retry_after_s(r->all);
+    }
+    dmk_request__fail(r, &error);
+}
+
+void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause, const char *text,
+                               uint32_t retry_after_ms)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_stats *stats = all->conf.stats;
+    struct dmk_worker *d = r->d;
+    const bool sent = r->n_output > 0;
+    char line[400];
+
+    (void)snprintf(line, sizeof(line), "%s", text ? text : "");
+    /* Once a P has the request it may be the one to blame; before that D alone can be. */
+    if (r->p) {
+        r->avoid[DMK_WORKER_PREFILL] = r->p->incarnation;
+    } else if (d && cause != DMK_CAUSE_FULL) {
+        r->avoid[DMK_WORKER_DECODE] = d->incarnation;
+    }
+    dmk_request__leave_workers(r, true);
+    r->last_cause = cause;
+    if (!sent && (cause == DMK_CAUSE_FULL || cause == DMK_CAUSE_DRAINING)) {
+        /* Not a failure: it was never admitted there. The queue's deadline goes on. */
+        if (d && cause == DMK_CAUSE_FULL) {
+            const uint64_t pause = retry_after_ms == 0               ? FULL_PAUSE_MS
+                                   : retry_after_ms > FULL_PAUSE_MAX ? FULL_PAUSE_MAX
+                                                                     : retry_after_ms;
+
+            d->full_until_ns = now_ns(all) + pause * DMK_NS_PER_MS;
+        }
+        dmk_request__queue(r, true);
+        return;
+    }
+    if (!sent && r->n_retries == 0) {
+        r->n_retries++;
+        dmk_counter_add(stats->retries[cause], 1);
+        dmk_log_warn("req=%s attempt %u failed (%s: %s), trying again", r->request_id, r->attempt,
+                     dmk_fail_cause_name(cause), line);
+        r->queue_deadline_ns = now_ns(all) + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
+        dmk_request__queue(r, true);
+        return;
+    }
+    dmk_counter_add(stats->failures[cause], 1);
+    dmk_log_error("req=%s failed in attempt %u (%s: %s)%s", r->request_id, r->attempt,
+                  dmk_fail_cause_name(cause), line, sent ? " after tokens had been sent" : "");
+    switch (cause) {
+    case DMK_CAUSE_INTERNAL:
+    case DMK_CAUSE_PROTOCOL:
+        fail_with(r, 502, "worker_failed", "a worker failed while it handled the request");
+        break;
+    case DMK_CAUSE_MISMATCH:
+        fail_with(r, 503, "worker_mismatch", "the workers at hand do not fit each other");
+        break;
+    case DMK_CAUSE_TIMEOUT:
+        fail_with(r, 503, "worker_timeout", "a worker did not answer in time");
+        break;
+    default:
+        fail_with(r, 503, "worker_unavailable", "a worker was lost while it handled the request");
+        break;
+    }
+}
+
+/* ---------------------------------------------------------------- choosing workers */
+
+/* Prefixes of this prompt by worker; workers of one numerics share a chain of hashes. */
+static void match_prefixes(struct dmk_request *r, uint32_t ret_tokens[DMK_INDEX_MAX_WORKERS])
+{
+    struct dmk_worker *const *workers = dmk_fleet_workers(r->all->fleet);
+    struct dmk_index *index = dmk_fleet_index(r->all->fleet);
+    const struct dmk_bytes salt = {(const uint8_t *)r->ask.cache_salt, strlen(r->ask.cache_salt)};
+    const char *seen[4];
+    size_t n_seen = 0;
+
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && n_seen < 4; i++) {
+        bool known = !workers[i] || !workers[i]->up;
+
+        for (size_t k = 0; k < n_seen && !known; k++) {
+            known = strcmp(seen[k], workers[i]->numerics) == 0;
+        }
+        if (!known) {
+            seen[n_seen++] = workers[i]->numerics;
+            /* The last prompt token is always computed, so the block that it ends does not count. */
+            dmk_index_match(index, dmk_block_root(workers[i]->numerics, salt), r->ask.prompt.data,
+                            r->ask.prompt.len - 1, ret_tokens);
+        }
+    }
+}
+
+static uint64_t load_of(const struct dmk_worker *w)
+{
+    uint64_t reported = w->load.tokens_waiting;
+
+    if (!w->has_load) {
+        return w->n_tokens;
+    }
+    if (w->role == DMK_WORKER_DECODE) {
+        reported += (uint64_t)(w->load.full_pages_total - w->load.full_pages_free) * w->page_tokens;
+    }
+    return reported > w->n_tokens ? reported : w->n_tokens;
+}
+
+static struct dmk_worker *pick(struct dmk_request *r, enum dmk_worker_role role,
+                               const struct dmk_worker *fits)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_worker *const *workers = dmk_fleet_workers(all->fleet);
+    struct dmk_route_worker view[DMK_FLEET_MAX_WORKERS];
+    uint32_t prefixes[DMK_INDEX_MAX_WORKERS] = {0};
+    const struct dmk_route_ask ask = {
+        .prompt_tokens = (uint32_t)r->ask.prompt.len,
+        .room_tokens = role == DMK_WORKER_DECODE ? r->ask.prompt.len : 0,
+        .turn = all->turn++,
+    };
+    const uint64_t now = now_ns(all);
+    bool others = false;
+    int best;
+
+    match_prefixes(r, prefixes);
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *w = workers[i];
+
+        view[i] = (struct dmk_route_worker){0};
+        if (!w || w->role != role || !w->up || w->draining || w->full_until_ns > now) {
+            continue;
+        }
+        if (fits && !all->conf.conf->mixed_numerics && strcmp(fits->numerics, w->numerics) != 0) {
+            continue;
+        }
+        view[i].usable = true;
+        view[i].load_tokens = load_of(w);
+        view[i].prefix_tokens = prefixes[w->slot];
+        view[i].free_tokens = role == DMK_WORKER_DECODE && w->has_load
+                                  ? (uint64_t)w->load.full_pages_free * w->page_tokens
+                                  : UINT64_MAX;
+        others = others || w->incarnation != r->avoid[role];
+    }
+    /* A worker that failed this request is taken again only when there is no other. */
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && others; i++) {
+        if (view[i].usable && workers[i]->incarnation == r->avoid[role]) {
+            view[i].usable = false;
+        }
+    }
+    best = dmk_route_pick(view, DMK_FLEET_MAX_WORKERS, &ask);
+    return best < 0 ? NULL : workers[best];
+}
+
+/* ---------------------------------------------------------------- sending */
+
+static int send_generate(struct dmk_request *r)
+{
+    struct dmk_ask *ask = &r->ask;
+    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
+    Damask__V1__Generate g = DAMASK__V1__GENERATE__INIT;
+    Damask__V1__Sampling s = DAMASK__V1__SAMPLING__INIT;
+    Damask__V1__RequestId id = make_id(r);
+    uint32_t stop_ids[DMK_ASK_MAX_STOP_IDS + 16];
+    uint32_t bias_ids[DMK_ASK_MAX_BIAS];
+    float bias_values[DMK_ASK_MAX_BIAS];
+
+    for (size_t i = 0; i < r->format->n_stop_ids && g.n_stop_ids < 16; i++) {
+        stop_ids[g.n_stop_ids++] = r->format->stop_ids[i];
+    }
+    for (size_t i = 0; i < ask->n_stop_ids; i++) {
+        stop_ids[g.n_stop_ids++] = ask->stop_ids[i];
+    }
+    for (size_t i = 0; i < ask->n_bias; i++) {
+        bias_ids[i] = ask->bias[i].id;
+        bias_values[i] = ask->bias[i].value;
+    }
+    s.temperature = ask->temperature;
+    s.top_p = ask->top_p;
+    s.top_k = ask->top_k;
+    s.min_p = ask->min_p;
+    s.frequency_penalty = ask->frequency_penalty;
+    s.presence_penalty = ask->presence_penalty;
+    s.repetition_penalty = ask->repetition_penalty;
+    s.seed = ask->seed;
+    s.n_bias_ids = s.n_bias_values = ask->n_bias;
+    s.bias_ids = bias_ids;
+    s.bias_values = bias_values;
+    s.logprobs = ask->logprobs;
+    s.top_logprobs = ask->top_logprobs;
+    g.id = &id;
+    g.n_prompt = ask->prompt.len;
+    g.prompt = ask->prompt.data;
+    g.sampling = &s;
+    g.max_tokens = r->max_tokens;
+    g.min_tokens = ask->min_tokens;
+    g.stop_ids = stop_ids;
+    g.ignore_eos = ask->ignore_eos;
+    g.n = ask->n;
+    g.cache_salt = (ProtobufCBinaryData){strlen(ask->cache_salt), (uint8_t *)ask->cache_salt};
+    g.priority = ask->priority;
+    g.traceparent = r->traceparent;
+    g.request_id = r->request_id;
+    g.echo_logprobs = ask->echo && ask->logprobs;
+    g.force_local = r->forced_local;
+    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_GENERATE;
+    m.generate = &g;
+    return dmk_worker_send(r->d, &m);
+}
+
+static int send_prefill(struct dmk_request *r, const Damask__V1__Reserved *reserved)
+{
+    struct dmk_ask *ask = &r->ask;
+    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
+    Damask__V1__Prefill p = DAMASK__V1__PREFILL__INIT;
+    Damask__V1__RequestId id = make_id(r);
+
+    p.id = &id;
+    p.n_prompt = ask->prompt.len;
+    p.prompt = ask->prompt.data;
+    p.ticket = reserved->ticket;
+    p.cache_salt = (ProtobufCBinaryData){strlen(ask->cache_salt), (uint8_t *)ask->cache_salt};
+    p.priority = ask->priority;
+    p.traceparent = r->traceparent;
+    p.request_id = r->request_id;
+    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_PREFILL;
+    m.prefill = &p;
+    return dmk_worker_send(r->p, &m);
+}
+
+/* ---------------------------------------------------------------- admission */
+
+/* Fails the request when its tokens can not fit into the context; else sets max_tokens. */
+static bool fit_context(struct dmk_request *r, uint32_t context)
+{
+    const uint64_t n_prompt = r->ask.prompt.len;
+    struct dmk_api_error error;
+
+    if (n_prompt >= context) {
+        (void)dmk_api_bad_code(&error, "context_length_exceeded", "messages",
+                               "the context of this model has %u tokens; the prompt alone has %llu",
+                               context, (unsigned long long)n_prompt);
+    } else if (r->ask.has_max_tokens && n_prompt + r->ask.max_tokens > context) {
+        (void)dmk_api_bad_code(&error, "context_length_exceeded", "max_tokens",
+                               "the context of this model has %u tokens; the prompt has %llu and "
+                               "max_tokens asks for %u more",
+                               context, (unsigned long long)n_prompt, r->ask.max_tokens);
+    } else {
+        const uint32_t room = context - (uint32_t)n_prompt;
+
+        r->max_tokens =
+            r->ask.max_tokens > 0 && r->ask.max_tokens < room ? r->ask.max_tokens : room;
+        return true;
+    }
+    if (!r->ask.conv) {
+        (void)strcpy(error.param, n_prompt >= context ? "prompt" : "max_tokens");
+    }
+    dmk_request__fail(r, &error);
+    return false;
+}
+
+static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forced_local)
+{
+    struct dmk_requests *all = r->all;
+    const uint64_t room = r->max_tokens < RESERVE_TOKENS ? r->max_tokens : RESERVE_TOKENS;
+
+    dmk_list_remove(&r->queued);
+    all->n_waiting--;
+    all->n_running++;
+    r->state = DMK_RESERVING;
+    r->attempt++;
+    r->forced_local = forced_local;
+    r->d = d;
+    (void)snprintf(r->d_name, sizeof(r->d_name), "%s", d->id);
+    r->p_name[0] = '\0';
+    r->d_tokens = r->ask.prompt.len + r->ask.n * room;
+    r->admitted_tokens = r->d_tokens;
+    d->n_requests++;
+    d->n_tokens += r->d_tokens;
+    all->tokens_in_flight += r->admitted_tokens;
+    r->timeline.dispatched_ns = now_ns(all);
+    r->timeline.reserved_ns = r->timeline.prefilled_ns = 0;
+    r->timeline.transfer_bytes = r->timeline.transfer_us = r->timeline.p_compute_us = 0;
+    r->timeline.attempts = r->attempt;
+    r->n_cached = 0;
+    r->step_deadline_ns =
+        r->timeline.dispatched_ns + all->conf.conf->reserve_timeout_ms * DMK_NS_PER_MS;
+    dmk_log_debug("req=%s attempt %u goes to worker=%s", r->request_id, r->attempt, d->id);
+    if (send_generate(r) < 0) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "its decode worker is gone", 0);
+    }
+}
+
+/* False: the request must wait, and so must those behind it. */
+static bool admit(struct dmk_request *r)
+{
+    struct dmk_requests *all = r->all;
+    const struct dmk_router_conf *conf = all->conf.conf;
+    const uint32_t fleet_context = dmk_fleet_max_context(all->fleet);
+    const uint32_t context = conf->max_context && (conf->max_context < fleet_context)
+                                 ? conf->max_context
+                                 : fleet_context;
+    struct dmk_worker *d;
+    bool has_p;
+
+    if (fleet_context == 0) {
+        return false;
+    }
+    if (!fit_context(r, context)) {
+        return true;
+    }
+    if (all->tokens_in_flight > 0 &&
+        all->tokens_in_flight + r->ask.prompt.len > conf->max_tokens_in_flight) {
+        return false;
+    }
+    d = pick(r, DMK_WORKER_DECODE, NULL);
+    if (!d) {
+        return false;
+    }
+    has_p = pick(r, DMK_WORKER_PREFILL, d) != NULL;
+    if (!has_p && !conf->local_prefill) {
+        return false;
+    }
+    start_attempt(r, d, !has_p);
+    return true;
+}
+
+void dmk_requests__pump(struct dmk_requests *all)
+{
+    /* Each turn takes the head away or stops; a retry puts it back at most once a turn. */
+    for (uint32_t turns = all->n_waiting + 1; turns > 0 && !dmk_list_empty(&all->queue); turns--) {
+        struct dmk_request *r = dmk_container_of(all->queue.next, struct dmk_request, queued);
+
+        if (!admit(r)) {
+            break;
+        }
+    }
+    dmk_gauge_set(all->conf.stats->n_waiting, all->n_waiting);
+    dmk_gauge_set(all->conf.stats->n_running, all->n_running);
+    dmk_gauge_set(all->conf.stats->tokens_in_flight, (double)all->tokens_in_flight);
+}
+
+/* ---------------------------------------------------------------- events */
+
+static void take_reserved(struct dmk_request *r, const Damask__V1__Reserved *e)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_stats *stats = all->conf.stats;
+    const uint64_t n_prompt = r->ask.prompt.len;
+    uint64_t left;
+
+    if (r->state != DMK_RESERVING) {
+        return;
+    }
+    r->state = DMK_PREFILLING;
+    r->timeline.reserved_ns = now_ns(all);
+    r->step_deadline_ns =
+        r->timeline.reserved_ns + all->conf.conf->prefill_timeout_ms * DMK_NS_PER_MS;
+    r->n_cached = e->have < n_prompt ? e->have : (uint32_t)n_prompt;
+    if (!e->needs_prefill) {
+        dmk_counter_add(r->forced_local ? stats->prefill_forced : stats->prefill_local, 1);
+        return;
+    }
+    r->p = pick(r, DMK_WORKER_PREFILL, r->d);
+    if (!r->p) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "no prefill worker is to be had", 0);
+        return;
+    }
+    dmk_counter_add(stats->prefill_remote, 1);
+    left = n_prompt - r->n_cached;
+    r->p_tokens = left;
+    (void)snprintf(r->p_name, sizeof(r->p_name), "%s", r->p->id);
+    r->p->n_requests++;
+    r->p->n_tokens += left;
+    if (send_prefill(r, e) < 0) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "its prefill worker is gone", 0);
+    }
+}
+
+static void leave_p(struct dmk_request *r)
+{
+    if (r->p) {
+        r->p->n_requests--;
+        r->p->n_tokens -= r->p_tokens;
+        r->p_tokens = 0;
+        r->p = NULL;
+    }
+}
+
+static void take_prefill_done(struct dmk_request *r, const Damask__V1__PrefillDone *e)
+{
+    struct dmk_timeline *t = &r->timeline;
+
+    if (t->prefilled_ns == 0) {
+        t->prefilled_ns = now_ns(r->all);
+    }
+    t->p_queue_us = e->queue_us;
+    t->p_compute_us = e->compute_us;
+    if (t->transfer_bytes == 0) {
+        t->transfer_bytes = e->transfer_bytes;
+        t->transfer_us = e->transfer_us;
+    }
+    if (e->n_cached > r->n_cached && e->n_cached < r->ask.prompt.len) {
+        r->n_cached = e->n_cached;
+    }
+    leave_p(r);
+}
+
+static void take_transferred(struct dmk_request *r, const Damask__V1__Transferred *e)
+{
+    struct dmk_stats *stats = r->all->conf.stats;
+
+    r->timeline.prefilled_ns = now_ns(r->all);
+    r->timeline.transfer_bytes = e->bytes;
+    r->timeline.transfer_us = e->us;
+    dmk_counter_add(stats->transfer_bytes, (double)e->bytes);
+    if (e->us > 0) {
+        dmk_histogram_observe(stats->transfer_gb_s, (double)e->bytes / (double)e->us / 1e3);
+    }
+}
+
+static void take_first_token(struct dmk_request *r)
+{
+    struct dmk_stats *stats = r->all->conf.stats;
+    struct dmk_timeline *t = &r->timeline;
+
+    r->state = DMK_DECODING;
+    t->first_ns = now_ns(r->all);
+    r->all->rate_tokens += r->ask.prompt.len;
+    dmk_histogram_observe(stats->ttft, (double)(t->first_ns - t->received_ns) / 1e9);
+    dmk_histogram_observe(stats->queue_time, (double)(t->dispatched_ns - t->rendered_ns) / 1e9);
+    dmk_histogram_observe(stats->prefill_time, (double)(t->first_ns - t->reserved_ns) / 1e9);
+}
+
+static void take_tokens(struct dmk_request *r, const Damask__V1__Tokens *e)
+{
+    if (r->state == DMK_RESERVING || e->n_ids == 0) {
+        return;
+    }
+    if (r->ask.echo && r->ask.logprobs && r->prompt_lps.n == 0) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL,
+                                  "log-probabilities of the prompt are missing", 0);
+        return;
+    }
+    if (r->state == DMK_PREFILLING) {
+        take_first_token(r);
+    }
+    r->step_deadline_ns = now_ns(r->all) + r->all->conf.conf->token_timeout_ms * DMK_NS_PER_MS;
+    dmk_request__touch(r);
+    if (!dmk_request__tokens(r, e)) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL, "tokens are missing", 0);
+    } else if (r->n_ended == r->ask.n) {
+        dmk_request__complete(r);
+    }
+}
+
+static void take_finished(struct dmk_request *r, const Damask__V1__Finished *e)
+{
+    struct dmk_timeline *t = &r->timeline;
+
+    if (r->state == DMK_RESERVING) {
+        return;
+    }
+    t->d_prefill_us = e->prefill_us;
+    t->d_queue_us = e->queue_us;
+    if (e->transfer_bytes > 0) {
+        t->transfer_bytes = e->transfer_bytes;
+        t->transfer_us = e->transfer_us;
+    }
+    r->n_cached = e->n_cached < r->ask.prompt.len ? e->n_cached : (uint32_t)r->ask.prompt.len;
+    dmk_request__touch(r);
+    if (!dmk_request__finished(r, e)) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL, "tokens are missing at the end", 0);
+    } else if (r->n_ended == r->ask.n) {
+        dmk_request__complete(r);
+    }
+}
+
+static enum dmk_fail_cause cause_of(Damask__V1__FailureCode code)
+{
+    switch (code) {
+    case DAMASK__V1__FAILURE_CODE__FAILURE_FULL:
+        return DMK_CAUSE_FULL;
+    case DAMASK__V1__FAILURE_CODE__FAILURE_PEER:
+        return DMK_CAUSE_PEER;
+    case DAMASK__V1__FAILURE_CODE__FAILURE_TIMEOUT:
+        return DMK_CAUSE_TIMEOUT;
+    case DAMASK__V1__FAILURE_CODE__FAILURE_MISMATCH:
+        return DMK_CAUSE_MISMATCH;
+    case DAMASK__V1__FAILURE_CODE__FAILURE_DRAINING:
+        return DMK_CAUSE_DRAINING;
+    case DAMASK__V1__FAILURE_CODE__FAILURE_REFUSED:
+        return DMK_CAUSE_REFUSED;
+    default:
+        return DMK_CAUSE_INTERNAL;
+    }
+}
+
+static void take_failed(struct dmk_request *r, struct dmk_worker *w, const Damask__V1__Failed *e)
+{
+    enum dmk_fail_cause cause = cause_of(e->code);
+    const bool from_p = w == r->p;
+
+    if (from_p && r->state == DMK_DECODING) {
+        leave_p(r); /* D has all it needs; its state decides */
+        return;
+    }
+    if (from_p && (cause == DMK_CAUSE_FULL || cause == DMK_CAUSE_DRAINING)) {
+        /* D's reservation is lost with it: that is an attempt. */
+        if (cause == DMK_CAUSE_DRAINING) {
+            w->draining = true;
+        }
+        cause = DMK_CAUSE_REFUSED;
+    }
+    if (!from_p && cause == DMK_CAUSE_DRAINING) {
+        w->draining = true;
+    }
+    if (!from_p && e->code == DAMASK__V1__FAILURE_CODE__FAILURE_INVALID && r->n_output == 0) {
+        struct dmk_api_error error;
+
+        (void)dmk_api_bad(&error, "", "%s", e->text);
+        dmk_request__leave_workers(r, true);
+        dmk_request__fail(r, &error);
+        return;
+    }
+    dmk_request__fail_attempt(r, cause, e->text, e->retry_after_ms);
+}
+
+static const Damask__V1__RequestId *id_of(const Damask__V1__WorkerEvent *e)
+{
+    switch (e->body_case) {
+    case DAMASK__V1__WORKER_EVENT__BODY_RESERVED:
+        return e->reserved->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_TOKENS:
+        return e->tokens->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_FINISHED:
+        return e->finished->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_FAILED:
+        return e->failed->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_PREFILL_DONE:
+        return e->prefill_done->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_TRANSFERRED:
+        return e->transferred->id;
+    case DAMASK__V1__WORKER_EVENT__BODY_PROMPT_LOGPROBS:
+        return e->prompt_logprobs->id;
+    default:
+        return NULL;
+    }
+}
+
+static struct dmk_request *find(struct dmk_requests *all, const Damask__V1__RequestId *id)
+{
+    struct dmk_request *r = all->table[id->lo & (all->n_buckets - 1)];
+
+    while (r && (r->id.lo != id->lo || r->id.hi != id->hi)) {
+        r = r->next;
+    }
+    return r;
+}
+
+void dmk_request__on_event(struct dmk_requests *all, struct dmk_worker *w,
+                           const Damask__V1__WorkerEvent *e)
+{
+    const Damask__V1__RequestId *id = id_of(e);
+    struct dmk_request *r = id ? find(all, id) : NULL;
+
+    if (!r || r->abandoned || id->attempt != r->attempt || (w != r->d && w != r->p)) {
+        dmk_counter_add(all->conf.stats->stale_events, 1);
+        return;
+    }
+    if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_FAILED) {
+        take_failed(r, w, e->failed);
+    } else if (w == r->p) {
+        if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_PREFILL_DONE) {
+            take_prefill_done(r, e->prefill_done);
+        }
+    } else if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_RESERVED) {
+        take_reserved(r, e->reserved);
+    } else if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_TOKENS) {
+        take_tokens(r, e->tokens);
+    } else if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_FINISHED) {
+        take_finished(r, e->finished);
+    } else if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_TRANSFERRED) {
+        take_transferred(r, e->transferred);
+    } else if (e->body_case == DAMASK__V1__WORKER_EVENT__BODY_PROMPT_LOGPROBS &&
+               !dmk_request__prompt_logprobs(r, e->prompt_logprobs)) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL,
+                                  "log-probabilities of the prompt do not fit it", 0);
+    }
+}

@@ -1,0 +1,148 @@
+/* What the files of the request share: request.c (life), request_attempt.c (workers), request_output.c
+ * (tokens to events), request_render.c (the job on the pool). */
+#pragma once
+
+#include "common/base/list.h"
+#include "common/chat/format.h"
+#include "router/request.h"
+#include "router/stop.h"
+#include "router/timeline.h"
+
+enum dmk_request_state { DMK_RENDERING, DMK_WAITING, DMK_RESERVING, DMK_PREFILLING, DMK_DECODING };
+
+/* A token whose log-probability was asked for, until the text that it makes goes out. */
+struct dmk_lp_record {
+    uint32_t id;
+    float logprob;
+    bool has_logprob;
+    uint32_t n_top;
+    size_t start; /* first byte in the choice's content; set when the content is known */
+    struct {
+        uint32_t id;
+        float logprob;
+    } top[DMK_ASK_MAX_TOP];
+};
+
+struct dmk_lp_list {
+    struct dmk_lp_record *items;
+    size_t n, cap;
+};
+
+struct dmk_choice {
+    struct dmk_request *request;
+    uint32_t index;
+    struct dmk_parser *parser;
+    struct dmk_stop stop; /* n = 0: no stop strings */
+    uint32_t n_tokens;
+    uint32_t n_reasoning;
+    uint64_t last_token_ns;
+    bool ended; /* nothing of it goes out any more */
+    bool cut;   /* ended by the router: a stop string, or the first call where only one is wanted */
+    bool echoed;
+    enum dmk_finish cut_finish;
+    struct dmk_lp_list pending; /* tokens that made no text yet */
+    struct dmk_lp_list out;     /* tokens of content that was not sent yet */
+    size_t n_content, n_sent;   /* bytes of content: seen, and sent */
+};
+
+struct dmk_request {
+    struct dmk_requests *all;
+    struct dmk_list node;     /* in all->live */
+    struct dmk_list queued;   /* in all->queue */
+    struct dmk_list dirty;    /* in all->dirty: to be flushed at the end of the batch */
+    struct dmk_request *next; /* in its bucket of all->table */
+    struct dmk_id128 id;
+    char id_hex[33];
+    char request_id[129];
+    char traceparent[64];
+    enum dmk_request_state state;
+    bool abandoned; /* the client left while somebody else was at work with this */
+
+    const struct dmk_dialect *dialect;
+    const struct dmk_format *format;
+    const struct dmk_front *front;
+    void *ud;
+    struct dmk_bytes body;
+    struct dmk_api_limits limits;
+    struct dmk_ask ask;
+    int render_rc;
+    struct dmk_api_error render_error;
+
+    void *reply;
+    bool begun;                 /* front->begin was called */
+    uint64_t out_ns;            /* of the last frame */
+    struct dmk_choice *choices; /* [ask.n] */
+    uint32_t n_ended;
+    struct dmk_lp_list prompt_lps; /* echo with log-probabilities */
+
+    uint32_t attempt; /* 0 = none yet; each Generate has a number of its own */
+    uint32_t n_retries;
+    enum dmk_fail_cause last_cause;
+    uint64_t avoid[2]; /* by role: incarnation of a worker that failed this request */
+    struct dmk_worker *d, *p;
+    char d_name[64], p_name[64]; /* of the last attempt, for the log */
+    uint64_t d_tokens, p_tokens; /* what was added to their accounts */
+    uint64_t admitted_tokens;    /* what was added to all->tokens_in_flight */
+    uint32_t max_tokens;         /* of this attempt */
+    bool forced_local;
+    uint32_t n_cached;
+    uint64_t n_output;
+    uint64_t queue_deadline_ns, step_deadline_ns, deadline_ns;
+    struct dmk_timeline timeline;
+};
+
+struct dmk_requests {
+    struct dmk_requests_conf conf;
+    struct dmk_fleet *fleet;
+    struct dmk_list live, queue, dirty;
+    struct dmk_request **table; /* [n_buckets] by id */
+    size_t n_buckets;           /* power of two */
+    uint32_t n_open, n_waiting, n_running;
+    uint64_t tokens_in_flight;
+    uint32_t turn;
+    bool draining, aborting;
+    bool in_batch; /* a worker's message is being read: ends of requests wait */
+    struct dmk_timer *tick;
+    int64_t date_unix_s;  /* fixed date, or -1: none, -2: today */
+    double prefill_rate;  /* prompt tokens a second that get through, recent mean; 0 = unknown */
+    uint64_t rate_tokens; /* got through since rate_ns */
+    uint64_t rate_ns;
+    struct dmk_buf text; /* scratch of one event */
+    struct dmk_lp *lps;  /* scratch of one event: [cap_lps] */
+    size_t cap_lps;
+};
+
+/* ---- request.c */
+/* Ends the request with a failure. */
+void dmk_request__fail(struct dmk_request *r, const struct dmk_api_error *error);
+/* All choices have ended: usage, timeline, end. */
+void dmk_request__complete(struct dmk_request *r);
+/* In front of those that wait, or behind them. */
+void dmk_request__queue(struct dmk_request *r, bool front);
+void dmk_request__touch(struct dmk_request *r);
+/* Seconds a client should wait: what waits, by the rate at which prompts get through. */
+uint32_t dmk_requests__retry_after_s(const struct dmk_requests *all);
+
+/* ---- request_attempt.c */
+/* Gives waiting requests to workers, in order, until one must wait. */
+void dmk_requests__pump(struct dmk_requests *all);
+void dmk_request__on_event(struct dmk_requests *all, struct dmk_worker *w,
+                           const Damask__V1__WorkerEvent *e);
+/* This attempt has failed: again, or fail. retry_after_ms counts with FULL. */
+void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause, const char *text,
+                               uint32_t retry_after_ms);
+/* Tells both workers (when tell) and leaves their accounts. */
+void dmk_request__leave_workers(struct dmk_request *r, bool tell);
+
+/* ---- request_output.c */
+int dmk_request__output_init(struct dmk_request *r);
+void dmk_request__output_fini(struct dmk_request *r);
+/* false: the tokens do not follow those before them. */
+bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t);
+bool dmk_request__prompt_logprobs(struct dmk_request *r, const Damask__V1__PromptLogprobs *m);
+/* The worker says that a choice is finished. false: tokens are missing. */
+bool dmk_request__finished(struct dmk_request *r, const Damask__V1__Finished *f);
+
+/* ---- request_render.c */
+/* Pool thread: body to ids. Touches ask, render_rc and render_error only. */
+void dmk_request__render(void *ud);

@@ -1,0 +1,70 @@
+/* The part of a request that runs on the pool: body to conversation to token ids.
+ *
+ * The loop does not look at the request's ask before this has come back. */
+#include "router/request_internal.h"
+
+static bool knows_model(const struct dmk_router_conf *conf, const char *model)
+{
+    if (strcmp(model, conf->model_name) == 0) {
+        return true;
+    }
+    for (size_t i = 0; i < conf->model_aliases.n; i++) {
+        if (strcmp(model, conf->model_aliases.items[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
+{
+    static const struct dmk_format_options options = {0};
+    const struct dmk_vocab *vocab = r->all->conf.vocab;
+    struct dmk_ask *ask = &r->ask;
+    struct dmk_error error = {0};
+
+    if (ask->conv) {
+        const int rc = r->format->render(vocab, scratch, dmk_conv_view(ask->conv), &options,
+                                         &ask->prompt, &error);
+
+        if (rc < 0 && !ask->prompt.failed) {
+            return dmk_api_bad(&r->render_error, "messages", "%s", error.text);
+        }
+    } else if (ask->text.len > 0) {
+        dmk_encode(vocab, scratch, dmk_buf_str(&ask->text), &ask->prompt);
+    }
+    if (ask->prompt.failed) {
+        return dmk_api_bad_code(&r->render_error, "context_length_exceeded", "messages",
+                                "the prompt has more than %zu tokens", ask->prompt.max_len);
+    }
+    return 0;
+}
+
+void dmk_request__render(void *ud)
+{
+    struct dmk_request *r = ud;
+    struct dmk_bpe_scratch *scratch;
+
+    r->render_rc = r->dialect->parse(r->body, &r->limits, &r->ask, &r->render_error);
+    if (r->render_rc < 0) {
+        return;
+    }
+    if (!knows_model(r->all->conf.conf, r->ask.model)) {
+        char quoted[68];
+
+        r->render_rc = dmk_api_fail(&r->render_error, 404, "model_not_found",
+                                    "the model \"%s\" does not exist here",
+                                    dmk_api_quote(dmk_str_from(r->ask.model), quoted));
+        (void)strcpy(r->render_error.param, "model");
+        return;
+    }
+    r->format = dmk_format_find(r->ask.conv ? "harmony" : "plain");
+    scratch = dmk_bpe_scratch_new();
+    if (!scratch || !r->format) {
+        r->render_rc = dmk_api_fail(&r->render_error, 500, "internal_error",
+                                    "the prompt could not be rendered");
+    } else {
+        r->render_rc = render(r, scratch);
+    }
+    dmk_bpe_scratch_free(&scratch);
+}

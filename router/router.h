@@ -1,0 +1,45 @@
+/* What the fronts of the router share. Built by main.c; everything on the loop. */
+#pragma once
+
+#include "router/request.h"
+
+struct dmk_router {
+    struct dmk_loop *loop;
+    const struct dmk_router_conf *conf;
+    struct dmk_vocab *vocab;
+    struct dmk_stats *stats;
+    struct dmk_requests *requests;
+    struct dmk_fleet *fleet;
+    bool draining;
+    int64_t started_unix_s;
+};
+
+/* May serve: a decode worker is up, and a prefill worker too unless decode workers may do its work. */
+bool dmk_router_is_ready(const struct dmk_router *router);
+/* True when no keys are asked for, or text ("Bearer ...", data NULL = none sent) holds one. Takes the same
+ * time whatever the keys are. */
+bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text);
+
+/* ---- admin.c: bodies of what both ports serve */
+void dmk_admin_health(const struct dmk_router *router, struct dmk_buf *out);
+void dmk_admin_models(const struct dmk_router *router, struct dmk_buf *out);
+/* False: no such model. */
+bool dmk_admin_model(const struct dmk_router *router, struct dmk_str name, struct dmk_buf *out);
+void dmk_admin_metrics(const struct dmk_router *router, struct dmk_buf *out);
+
+/* ---- http_front.c */
+enum dmk_http_part { DMK_HTTP_API = 1, DMK_HTTP_ADMIN = 2 };
+struct dmk_http_front {
+    struct dmk_router *router;
+    unsigned parts; /* of enum dmk_http_part: what this port serves */
+};
+/* on_request of an HTTP server; ud is a dmk_http_front. */
+struct dmk_http_req;
+void dmk_http_front_on_request(void *ud, struct dmk_http_req *req);
+
+/* ---- grpc_front.c */
+struct dmk_grpc_front;
+int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dmk_grpc_front **ret,
+                       struct dmk_error *reterr);
+void dmk_grpc_front_set_serving(struct dmk_grpc_front *front, bool serving);
+void dmk_grpc_front_free(struct dmk_grpc_front **front);
