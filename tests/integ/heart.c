@@ -147,7 +147,7 @@ void heart_shared_beginnings(const struct heart_ports *ports, uint32_t n_new)
     struct cell_answer *a = malloc(sizeof(*a));
 
     assert_non_null(a);
-    for (uint32_t s = 0; s < 4; s++) {
+    for (uint32_t s = 0; s < (ports->light ? 2 : 4); s++) {
         for (uint32_t t = 0; t < 8; t++) {
             const uint32_t n = shared[s] + tails[t % 4];
             struct cell_choice want, got;
@@ -207,12 +207,13 @@ uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
 
 void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
 {
-    enum { N = 24 };
+    enum { MAX = 24 };
+    const uint32_t n_asked = ports->light ? 8 : MAX;
     struct cell *alone = open_alone(ports);
     struct cell *split = open_split(ports, 80, (struct dmk_loopback_conf){.seed = seed});
-    uint32_t ids[N][700], n[N], answer[N], n_right = 0;
+    uint32_t ids[MAX][700], n[MAX], answer[MAX], n_right = 0;
 
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < n_asked; i++) {
         n[i] = 1 + (uint32_t)(dmk_rng_u64(seed, 5, i) % 690);
         heart_prompt(ports, ids[i], n[i], i, (uint32_t)(dmk_rng_u64(seed, 6, i) % 400));
         answer[i] = (uint32_t)(ask(split, ids[i], n[i], &kinds[i % 2], n_new) - split->answers);
@@ -225,7 +226,7 @@ void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
         assert_true(cell_check(split, false));
     }
     assert_true(cell_run(split, 20000));
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < n_asked; i++) {
         const struct cell_answer *a = &split->answers[answer[i]];
         struct cell_choice want;
 
@@ -239,7 +240,7 @@ void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
         assert_split(a, &a->choices[0], &want, n[i]);
         n_right++;
     }
-    assert_true(n_right > 3);
+    assert_true(n_right > 2);
     assert_true(cell_settle(split, 20000));
     assert_true(cell_check(split, true));
     cell_free(&alone);

@@ -9,6 +9,7 @@ struct heart_ports {
     struct dmk_engine_port alone, decode, prefill;
     uint32_t n_pages, n_window_pages; /* of each */
     uint32_t max_context, chunk_tokens;
+    bool light; /* a slow engine: fewer prompts */
 };
 
 /* A prompt of n ids below the vocabulary's size; seeds that share `shared` leading ids differ above it. */
