@@ -1,0 +1,73 @@
+/* The table of options.h. */
+#include "common/worker/options.h"
+#include <stdlib.h>
+#include "common/base/assert.h"
+
+#define AT(field) offsetof(struct dmk_worker_conf, field)
+
+static const char *const transports[] = {"tcp", "shm", "cuda", "none", NULL};
+static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
+
+const struct dmk_conf_option dmk_worker_options[] = {
+    {"worker-id", DMK_CONF_STR, "", 0, 0, NULL,
+     "Name of this worker in logs, metrics and at the routers; empty: host name and address.",
+     AT(worker_id)},
+    {"model", DMK_CONF_STR, NULL, 0, 0, NULL, "Folder of the checkpoint.", AT(model)},
+    {"model-name", DMK_CONF_STR, "", 0, 0, NULL,
+     "Name that clients ask for; empty: the last part of the folder's path.", AT(model_name)},
+    {"revision", DMK_CONF_STR, "", 0, 0, NULL, "Revision of the rollout, told to the routers.",
+     AT(revision)},
+    {"backend", DMK_CONF_STR, "cpu", 0, 0, NULL,
+     "Where the model runs: cpu, ref (plain kernels) or cuda.", AT(backend)},
+    {"listen", DMK_CONF_STR, "0.0.0.0:9000", 0, 0, NULL,
+     "Address of the gRPC server that routers call.", AT(listen)},
+    {"admin-host", DMK_CONF_STR, "0.0.0.0", 0, 0, NULL,
+     "Address of the admin HTTP server (probes, metrics, state).", AT(admin_host)},
+    {"admin-port", DMK_CONF_U32, "9001", 0, 65535, NULL, "Its port; 0: any free one.",
+     AT(admin_port)},
+    {"tp", DMK_CONF_U32, "1", 1, 8, NULL, "Ranks that share a sequence's attention heads.", AT(tp)},
+    {"threads", DMK_CONF_U32, "0", 0, 1024, NULL,
+     "Threads of the CPU backends over all ranks; 0: one a core.", AT(threads)},
+    {"full-pages", DMK_CONF_U32, "4096", 4, 16777216, NULL,
+     "Pages (64 tokens) of the pool for full-attention layers, on each rank.", AT(full_pages)},
+    {"window-pages", DMK_CONF_U32, "1024", 4, 16777216, NULL,
+     "Pages of the pool for sliding layers, on each rank.", AT(window_pages)},
+    {"max-context", DMK_CONF_U32, "131072", 64, 131072, NULL,
+     "Tokens of prompt and answer together, at most.", AT(max_context)},
+    {"reuse", DMK_CONF_BOOL, "true", 0, 0, NULL,
+     "Keep and reuse pages of prompts with the same beginning.", AT(reuse)},
+    {"xfer-transport", DMK_CONF_ENUM, "tcp", 0, 0, transports,
+     "How KV pages travel between workers; none: they do not.", AT(xfer_transport)},
+    {"xfer-bind", DMK_CONF_STR, "", 0, 0, NULL,
+     "Address (and port) that the page transport listens on; empty: 127.0.0.1, any port.",
+     AT(xfer_bind)},
+    {"transfer-budget", DMK_CONF_MS, "10s", 10, 600000, NULL,
+     "Time that a transfer may take from its claim on.", AT(transfer_budget_ms)},
+    {"drain-limit", DMK_CONF_MS, "120s", 0, 3600000, NULL,
+     "Time that running requests get after SIGTERM.", AT(drain_limit_ms)},
+    {"stuck-after", DMK_CONF_MS, "60s", 100, 3600000, NULL,
+     "A step that takes longer makes liveness and readiness fail.", AT(stuck_after_ms)},
+    {"load-every", DMK_CONF_MS, "200ms", 10, 60000, NULL,
+     "Pause between load reports to the routers.", AT(load_every_ms)},
+    {"keepalive", DMK_CONF_MS, "10s", 500, 600000, NULL,
+     "A silent connection of a router is pinged this often.", AT(keepalive_ms)},
+    {"keepalive-timeout", DMK_CONF_MS, "5s", 100, 600000, NULL,
+     "A ping without answer for this long ends the connection.", AT(keepalive_timeout_ms)},
+    {"log-level", DMK_CONF_ENUM, "info", 0, 0, levels, "What is logged to stderr.", AT(log_level)},
+    {"log-json", DMK_CONF_BOOL, "false", 0, 0, NULL, "Log lines as JSON.", AT(log_json)},
+};
+const size_t dmk_n_worker_options = sizeof(dmk_worker_options) / sizeof(dmk_worker_options[0]);
+
+struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,
+                                                size_t *ret_n)
+{
+    struct dmk_conf_option *all = calloc(dmk_n_worker_options + n_own, sizeof(*all));
+
+    dmk_assert(all);
+    memcpy(all, dmk_worker_options, sizeof(dmk_worker_options));
+    for (size_t i = 0; i < n_own; i++) {
+        all[dmk_n_worker_options + i] = own[i];
+    }
+    *ret_n = dmk_n_worker_options + n_own;
+    return all;
+}

@@ -1,0 +1,44 @@
+/* Options that both kinds of worker have. A program's own conf begins with struct dmk_worker_conf, and its
+ * table is these rows followed by its own. */
+#pragma once
+
+#include "common/conf/conf.h"
+
+struct dmk_worker_conf {
+    char *worker_id; /* "" = made from the host's name and the address */
+    char *model;
+    char *model_name; /* "" = last part of the model's path */
+    char *revision;   /* of the rollout, for routers */
+    char *backend;
+    char *listen;
+    char *admin_host;
+    uint32_t admin_port;
+    uint32_t tp;
+    uint32_t threads;
+    uint32_t full_pages, window_pages; /* of each rank's pools */
+    uint32_t max_context;
+    bool reuse;
+    uint32_t xfer_transport; /* enum dmk_worker_transport */
+    char *xfer_bind;
+    uint64_t transfer_budget_ms;
+    uint64_t drain_limit_ms;
+    uint64_t stuck_after_ms;
+    uint64_t load_every_ms;
+    uint64_t keepalive_ms, keepalive_timeout_ms;
+    uint32_t log_level; /* enum dmk_log_level */
+    bool log_json;
+};
+
+enum dmk_worker_transport {
+    DMK_WORKER_TCP,
+    DMK_WORKER_SHM,
+    DMK_WORKER_CUDA,
+    DMK_WORKER_NONE, /* no transfer: everything is computed where it is needed */
+};
+
+extern const struct dmk_conf_option dmk_worker_options[];
+extern const size_t dmk_n_worker_options;
+
+/* The shared rows, then the program's own; freed with free. */
+struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,
+                                                size_t *ret_n);
