@@ -253,7 +253,7 @@ static void begin_call(struct parser *p, struct dmk_str name)
 
 static void begin_message(struct parser *p)
 {
-    struct dmk_str name;
+    struct dmk_str name = {"", 0};
 
     p->state = CONTENT;
     p->has_text = false;

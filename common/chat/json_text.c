@@ -63,7 +63,7 @@ static void write_zeros(struct dmk_buf *out, int n)
  * exponents in -5 < e <= 16, else d.ddde. */
 static void write_real(struct dmk_buf *out, double value)
 {
-    char text[40], digits[MAX_DIGITS + 1];
+    char text[40], digits[MAX_DIGITS] = {0};
     int n = 0, exponent;
 
     if (!isfinite(value)) {
@@ -86,7 +86,7 @@ static void write_real(struct dmk_buf *out, double value)
     while (n > 1 && digits[n - 1] == '0') {
         n--;
     }
-    exponent = atoi(e + 1) + 1; /* value = 0.DIGITS x 10^exponent */
+    exponent = (int)strtol(e + 1, NULL, 10) + 1; /* value = 0.DIGITS x 10^exponent */
     if (signbit(value)) {
         dmk_buf_putc(out, '-');
     }

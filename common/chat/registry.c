@@ -18,7 +18,7 @@ const struct dmk_format *dmk_format_find(const char *name)
 
 const char *dmk_repair_name(enum dmk_repair repair)
 {
-#define DMK_REPAIR_NAME(code, name) [DMK_REPAIR_##code] = name,
+#define DMK_REPAIR_NAME(code, name) [DMK_REPAIR_##code] = (name),
     static const char *const names[DMK_N_REPAIRS] = {DMK_REPAIR_MAP(DMK_REPAIR_NAME)};
 #undef DMK_REPAIR_NAME
 

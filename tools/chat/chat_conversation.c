@@ -98,8 +98,11 @@ int dmk_chat_read_tools(const json_t *array, const char *where, struct dmk_arena
 {
     const size_t n = json_array_size(array);
     struct dmk_tool *tools = dmk_arena_alloc(arena, (n + 1) * sizeof(*tools));
-    int r = tools ? 0 : dmk_error_set(reterr, -DMK_EFULL, "%s: too many", where);
+    int r = 0;
 
+    if (!tools) {
+        return dmk_error_set(reterr, -DMK_EFULL, "%s: too many", where);
+    }
     for (size_t i = 0; r == 0 && i < n; i++) {
         r = read_tool(json_array_get(array, i), where, &tools[i], reterr);
     }

@@ -14,6 +14,9 @@
 #include "common/chat/format.h"
 #include "common/text/utf8.h"
 
+#ifndef DMK_TEST_VOCAB
+#define DMK_TEST_VOCAB ".deps/vocab" /* the build names the folder */
+#endif
 #define MAX_CALLS  64
 #define MAX_DELTAS 4096
 
