@@ -13,23 +13,28 @@
  * repairs: counted, never errors. A header that ends without its mark becomes text of its channel. Other
  * control tokens are dropped, so no spelling of one reaches a client.
  *
- * Text on no channel or an unknown one is held back until it is known what it is: reasoning as soon as
- * content or a call follows, content when the output stops with neither. Reasoning behind held text is held
- * too, so that its order stands. Words dropped from headers are shown only when nothing else is. One
- * thread at a time; memory grows with what is held, up to a bound. */
+ * What text is, and when it may be shown, is decided in harmony_fields.h. Single words dropped from headers
+ * are shown only when nothing else is. One thread at a time; memory grows with what is held back, up to a
+ * bound. */
 #include "common/chat/harmony_parse.h"
 
 #include <stdlib.h>
+#include "common/chat/harmony_fields.h"
 #include "common/chat/harmony_header.h"
 #include "common/text/utf8.h"
 
-#define MAX_HEADER_IDS 256
-#define MAX_HELD_BYTES ((size_t)4 << 20) /* then it is reasoning */
+#define MAX_HEADER_IDS  256
+#define MAX_SPARE_BYTES ((size_t)1 << 20)
 
 enum state { EXPECT_START, HEADER, CONTENT, STOPPED };
 
 /* Where the text of a message goes. */
-enum target { TO_HELD, TO_REASONING, TO_CONTENT, TO_CALL };
+enum target {
+    TO_HELD = DMK_FIELD_HELD,
+    TO_REASONING = DMK_FIELD_REASONING,
+    TO_CONTENT = DMK_FIELD_CONTENT,
+    TO_CALL
+};
 
 struct parser {
     struct dmk_parser_conf conf;
@@ -39,23 +44,18 @@ struct parser {
     enum target target; /* in CONTENT */
     bool assistant;     /* in HEADER: the author is known */
     bool has_text;      /* the message's text has begun */
-    bool held;          /* something is held back */
-    bool sent_reasoning, sent_content;
-    uint32_t n_calls; /* begun */
+    uint32_t n_calls;   /* begun */
     uint32_t n_tokens;
-    uint32_t n_message_tokens;                 /* since the last message ended */
-    uint32_t n_held_reasoning, n_held_unknown; /* tokens */
+    uint32_t n_message_tokens; /* since the last message ended */
 
     uint32_t header_ids[MAX_HEADER_IDS];
     size_t n_header_ids;
     struct dmk_harmony_header header;
 
     struct dmk_utf8_stream utf8;
-    struct dmk_buf delta;          /* begins with a newline that is sent only between messages */
-    struct dmk_buf held_all;       /* what reasoning is if the held text is reasoning */
-    struct dmk_buf held_reasoning; /* what reasoning is if it is content ... */
-    struct dmk_buf held_unknown;   /* ... and that content */
-    struct dmk_buf spare;          /* words dropped from headers */
+    struct dmk_buf delta; /* begins with a newline that is sent only between messages */
+    struct dmk_harmony_fields fields;
+    struct dmk_buf spare; /* words dropped from headers */
     struct dmk_parse_result result;
 };
 
@@ -70,72 +70,19 @@ static void count(struct parser *p, enum dmk_repair repair)
     p->result.n_recovered++;
 }
 
-/* ---- events ---- */
+/* ---- text ---- */
 
-static void send(struct parser *p, enum dmk_event_kind kind, struct dmk_str text)
+static void send_call_event(struct parser *p, enum dmk_event_kind kind, struct dmk_str text)
 {
-    const struct dmk_event event = {
-        .kind = kind,
-        .text = text,
-        .call_index = p->n_calls ? p->n_calls - 1 : 0,
-        .token_index = p->n_tokens ? p->n_tokens - 1 : 0,
-    };
+    const struct dmk_event event = {.kind = kind,
+                                    .text = text,
+                                    .call_index = p->n_calls - 1,
+                                    .token_index = p->fields.token_index};
 
     p->conf.on_event(p->conf.ud, &event);
 }
 
-/* Text that begins a message is joined to what the field holds with one newline. text[-1] is a newline. */
-static void send_field(struct parser *p, enum dmk_event_kind kind, bool *sent, bool begins,
-                       struct dmk_str text)
-{
-    if (begins && *sent) {
-        text = (struct dmk_str){text.data - 1, text.len + 1};
-    }
-    *sent = true;
-    send(p, kind, text);
-}
-
-/* Held buffers begin with a newline, as delta does. */
-static void hold(struct dmk_buf *buf, bool begins, struct dmk_str text)
-{
-    if (buf->len == 0 || begins) {
-        dmk_buf_putc(buf, '\n');
-    }
-    dmk_buf_append_str(buf, text);
-}
-
-static void send_held(struct parser *p, enum dmk_event_kind kind, bool *sent, struct dmk_buf *buf)
-{
-    if (buf->len > 1) {
-        send_field(p, kind, sent, true, (struct dmk_str){buf->data + 1, buf->len - 1});
-    }
-    dmk_buf_reset(buf);
-}
-
-/* Decides what the held text was. */
-static void release(struct parser *p, bool is_content)
-{
-    if (!p->held) {
-        return;
-    }
-    p->held = false;
-    p->result.n_reasoning_tokens += p->n_held_reasoning + (is_content ? 0 : p->n_held_unknown);
-    p->n_held_reasoning = p->n_held_unknown = 0;
-    if (is_content) {
-        send_held(p, DMK_EVENT_REASONING, &p->sent_reasoning, &p->held_reasoning);
-        send_held(p, DMK_EVENT_CONTENT, &p->sent_content, &p->held_unknown);
-        dmk_buf_reset(&p->held_all);
-        return;
-    }
-    send_held(p, DMK_EVENT_REASONING, &p->sent_reasoning, &p->held_all);
-    dmk_buf_reset(&p->held_reasoning);
-    dmk_buf_reset(&p->held_unknown);
-    if (p->target == TO_HELD) {
-        p->target = TO_REASONING;
-    }
-}
-
-/* Sends or holds what delta has behind its newline. */
+/* Passes on what delta has behind its newline. */
 static void send_delta(struct parser *p)
 {
     const struct dmk_str text = {p->delta.data + 1, p->delta.len - 1};
@@ -145,30 +92,13 @@ static void send_delta(struct parser *p)
         return;
     }
     p->has_text = true;
-    switch (p->target) {
-    case TO_CONTENT:
-        release(p, false);
-        send_field(p, DMK_EVENT_CONTENT, &p->sent_content, begins, text);
-        break;
-    case TO_CALL:
-        send(p, DMK_EVENT_CALL_DELTA, text);
-        break;
-    case TO_REASONING:
-        if (!p->held) {
-            send_field(p, DMK_EVENT_REASONING, &p->sent_reasoning, begins, text);
-            break;
-        }
-        hold(&p->held_all, begins, text);
-        hold(&p->held_reasoning, begins, text);
-        break;
-    case TO_HELD:
-        p->held = true;
-        hold(&p->held_all, begins, text);
-        hold(&p->held_unknown, begins, text);
-        break;
+    if (p->target == TO_CALL) {
+        send_call_event(p, DMK_EVENT_CALL_DELTA, text);
+        return;
     }
-    if (p->held_all.len > MAX_HELD_BYTES || p->held_all.failed) {
-        release(p, false);
+    dmk_harmony_fields_add(&p->fields, (enum dmk_harmony_field)p->target, begins, text);
+    if (p->target == TO_HELD && !p->fields.held) {
+        p->target = TO_REASONING; /* There was too much of it to hold. */
     }
 }
 
@@ -239,8 +169,9 @@ static enum target find_target(struct parser *p, struct dmk_str *ret_name)
 static void begin_call(struct parser *p, struct dmk_str name)
 {
     char id[DMK_CALL_ID_BYTES];
-    struct dmk_event event = {
-        .kind = DMK_EVENT_CALL_BEGIN, .call_index = p->n_calls, .token_index = p->n_tokens - 1};
+    struct dmk_event event = {.kind = DMK_EVENT_CALL_BEGIN,
+                              .call_index = p->n_calls,
+                              .token_index = p->fields.token_index};
 
     dmk_call_id_make(p->conf.call_id_seed, p->n_calls, &p->header.form, id);
     p->delta.len = 1;
@@ -259,7 +190,7 @@ static void begin_message(struct parser *p)
     p->has_text = false;
     p->target = find_target(p, &name);
     if (p->target == TO_CALL) {
-        release(p, false);
+        dmk_harmony_fields_decide(&p->fields, false);
         begin_call(p, name);
     }
 }
@@ -270,16 +201,13 @@ static void end_message(struct parser *p, bool cut)
     p->delta.len = 1;
     dmk_utf8_stream_end(&p->utf8, &p->delta);
     send_delta(p);
-    if (p->target == TO_CALL && !cut) {
-        send(p, DMK_EVENT_CALL_END, (struct dmk_str){"", 0});
+    if (p->target != TO_CALL) {
+        dmk_harmony_fields_count(&p->fields, (enum dmk_harmony_field)p->target,
+                                 p->n_message_tokens);
+    } else if (!cut) {
+        send_call_event(p, DMK_EVENT_CALL_END, (struct dmk_str){"", 0});
         p->result.n_calls++;
         p->result.end = DMK_PARSE_TOOL_CALLS;
-    } else if (p->target == TO_REASONING && p->held) {
-        p->n_held_reasoning += p->n_message_tokens;
-    } else if (p->target == TO_REASONING) {
-        p->result.n_reasoning_tokens += p->n_message_tokens;
-    } else if (p->target == TO_HELD) {
-        p->n_held_unknown += p->n_message_tokens;
     }
     p->n_message_tokens = 0;
     p->state = EXPECT_START;
@@ -299,20 +227,6 @@ static void begin_header(struct parser *p, bool assistant)
     p->n_header_ids = 0;
 }
 
-/* <|message|>: the words that meant nothing are kept in case nothing else is shown. */
-static void close_header(struct parser *p)
-{
-    read_header(p, true);
-    if (p->header.noise) {
-        count(p, DMK_REPAIR_HEADER_NOISE);
-    }
-    if (p->spare.len < MAX_HELD_BYTES) {
-        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.prose));
-        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.rest));
-    }
-    begin_message(p);
-}
-
 /* Text that stands before any channel is a message of its own, on no channel. */
 static void push_prose(struct parser *p)
 {
@@ -323,6 +237,26 @@ static void push_prose(struct parser *p)
     p->has_text = false;
     p->target = target_of_channel(p, DMK_CHANNEL_NONE);
     push_bytes(p, dmk_buf_bytes(&p->header.prose));
+}
+
+/* <|message|>. Several words before the channel are text; other words that meant nothing are kept in case
+ * nothing else is shown. */
+static void close_header(struct parser *p)
+{
+    read_header(p, true);
+    if (p->header.noise) {
+        count(p, DMK_REPAIR_HEADER_NOISE);
+    }
+    if (p->header.prose.len && memchr(p->header.prose.data, ' ', p->header.prose.len)) {
+        push_prose(p);
+        end_message(p, false);
+    } else if (p->spare.len < MAX_SPARE_BYTES) {
+        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.prose));
+    }
+    if (p->spare.len < MAX_SPARE_BYTES) {
+        dmk_utf8_append_lossy(&p->spare, dmk_buf_bytes(&p->header.rest));
+    }
+    begin_message(p);
 }
 
 /* A header that ended, or grew too long, without its mark: what can not be header is the body. Afterwards
@@ -442,7 +376,7 @@ void dmk_harmony_parser_push(struct dmk_parser *parser, uint32_t id)
     if (p->state == STOPPED) {
         return;
     }
-    p->n_tokens++;
+    p->fields.token_index = p->n_tokens++;
     p->n_message_tokens++;
     switch (id) {
     case DMK_TOKEN_RETURN:
@@ -489,10 +423,12 @@ void dmk_harmony_parser_end(struct dmk_parser *parser, bool cut,
         finish(p, cut);
         p->state = STOPPED;
     }
-    release(p, !cut && !p->sent_content && p->n_calls == 0);
-    if (p->spare.len && !p->sent_content && !p->sent_reasoning && p->n_calls == 0) {
-        send(p, cut ? DMK_EVENT_REASONING : DMK_EVENT_CONTENT, dmk_buf_str(&p->spare));
+    dmk_harmony_fields_decide(&p->fields, !cut && !p->fields.sent_content && p->n_calls == 0);
+    if (p->spare.len && !p->fields.sent_content && !p->fields.sent_reasoning && p->n_calls == 0) {
+        dmk_harmony_fields_add(&p->fields, cut ? DMK_FIELD_REASONING : DMK_FIELD_CONTENT, false,
+                               dmk_buf_str(&p->spare));
     }
+    p->result.n_reasoning_tokens = p->fields.n_reasoning_tokens;
     *ret_result = p->result;
 }
 
@@ -539,10 +475,8 @@ struct dmk_parser *dmk_harmony_parser_new(const struct dmk_parser_conf *conf)
     p->conf.tool_names = p->tool_names;
     dmk_harmony_header_init(&p->header);
     dmk_buf_init(&p->delta, 0);
-    dmk_buf_init(&p->held_all, 0);
-    dmk_buf_init(&p->held_reasoning, 0);
-    dmk_buf_init(&p->held_unknown, 0);
     dmk_buf_init(&p->spare, 0);
+    dmk_harmony_fields_init(&p->fields, conf->on_event, conf->ud);
     dmk_buf_putc(&p->delta, '\n');
     begin_header(p, true);
     struct dmk_parser *parser = (struct dmk_parser *)(void *)p;
@@ -562,10 +496,8 @@ void dmk_harmony_parser_free(struct dmk_parser **parser)
 
     dmk_harmony_header_fini(&p->header);
     dmk_buf_fini(&p->delta);
-    dmk_buf_fini(&p->held_all);
-    dmk_buf_fini(&p->held_reasoning);
-    dmk_buf_fini(&p->held_unknown);
     dmk_buf_fini(&p->spare);
+    dmk_harmony_fields_fini(&p->fields);
     free(p->tool_names);
     free(p);
     *parser = NULL;

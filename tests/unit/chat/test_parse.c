@@ -150,6 +150,9 @@ static const struct expectation table[] = {
     {"prose where a channel belongs",
      "<|channel|>We need to answer." NEXT "<|channel|>final<|message|>ok<|return|>", NULL, false,
      "We need to answer.", "ok", "", DMK_PARSE_STOP, -1},
+    {"text before the channel of a whole header",
+     "I may not.<|channel|>final<|message|>Sorry, no.<|return|>", NULL, false, "I may not.",
+     "Sorry, no.", "", DMK_PARSE_STOP, 2},
     {"message on no channel, then the usual",
      "Not allowed. Must refuse." NEXT "<|channel|>analysis<|message|>Refuse." NEXT
      "<|channel|>final<|message|>Sorry, no.<|return|>",
@@ -378,6 +381,34 @@ static void test_long_header_becomes_text(void **state)
     turn_fini(&turn);
 }
 
+/* What is held back is bounded: too much of it is reasoning, and stays one text. */
+static void test_held_text_is_bounded(void **state)
+{
+    const struct fixture *f = *state;
+    const size_t n = 750000; /* of 6 bytes: more than 4 MiB */
+    struct dmk_ids ids;
+    struct turn turn;
+
+    ids_of(f, "<|channel|>odd<|message|>", &ids);
+    struct dmk_parser *parser = parser_open(f, NULL, &turn);
+
+    for (size_t i = 0; i < ids.len; i++) {
+        f->format->parser_push(parser, ids.data[i]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        f->format->parser_push(parser, 32949); /* " Hello" */
+    }
+    assert_true(turn.reasoning.len > 0);
+    f->format->parser_push(parser, DMK_TOKEN_RETURN);
+    f->format->parser_end(parser, false, &turn.result);
+    assert_int_equal(turn.reasoning.len, 6 * n);
+    assert_int_equal(turn.content.len, 0);
+    assert_int_equal(turn.result.n_reasoning_tokens, n + ids.len + 1);
+    f->format->parser_free(&parser);
+    dmk_ids_fini(&ids);
+    turn_fini(&turn);
+}
+
 /* Nothing of a call's header is in any text, and its name comes whole and first. */
 static void test_call_events(void **state)
 {
@@ -458,6 +489,7 @@ int main(void)
         cmocka_unit_test(test_missing_message_mark_ids),
         cmocka_unit_test(test_spelled_marks_are_text),
         cmocka_unit_test(test_long_header_becomes_text),
+        cmocka_unit_test(test_held_text_is_bounded),
         cmocka_unit_test(test_call_events),
         cmocka_unit_test(test_call_ids_differ),
         cmocka_unit_test(test_reasoning_tokens),
