@@ -4,17 +4,20 @@
 #include "common/base/buf.h"
 #include <stdlib.h>
 
-#define CACHE_BITS    14
-#define CACHE_KEY_MAX 15 /* bytes; the 16th holds the length */
-#define CACHE_IDS     3
-#define KEEP_NODES    ((size_t)16 << 10) /* a heap of this size is kept between calls */
-#define KEEP_TEXT     ((size_t)1 << 20)
-#define LIST_END      UINT32_MAX
+#define PAIR_CACHE_BITS 14
+#define CACHE_BITS      14
+#define CACHE_KEY_MAX   16 /* bytes */
+#define CACHE_IDS       3
+#define KEEP_NODES      ((size_t)16 << 10) /* a heap of this size is kept between calls */
+#define KEEP_TEXT       ((size_t)1 << 20)
+#define NO_MERGE        0x3ffffu /* in the cache of pairs */
+#define LIST_END        UINT32_MAX
 
 /* A piece met before and its tokens. Direct-mapped: a newer piece displaces an older one. */
 struct cached {
     uint64_t key[2];
-    uint32_t n_ids; /* 0: empty */
+    uint8_t len; /* of the piece; 0: empty */
+    uint8_t n_ids;
     uint32_t ids[CACHE_IDS];
 };
 
@@ -28,6 +31,8 @@ struct node {
 struct dmk_bpe_scratch {
     const struct dmk_vocab *vocab; /* whose tokens are cached */
     struct cached *cache;
+    uint64_t
+        *pair_cache; /* as struct dmk_vocab's pairs, and pairs that do not merge; direct-mapped */
     struct node *nodes; /* [cap] */
     uint64_t *heap;     /* [2 * cap], rank << 32 | node */
     size_t cap, n_heap;
@@ -42,11 +47,11 @@ struct dmk_bpe_scratch *dmk_bpe_scratch_new(void)
         return NULL;
     }
     s->cache = aligned_alloc(64, sizeof(*s->cache) << CACHE_BITS);
-    if (!s->cache) {
-        free(s);
+    s->pair_cache = aligned_alloc(64, sizeof(*s->pair_cache) << PAIR_CACHE_BITS);
+    if (!s->cache || !s->pair_cache) {
+        dmk_bpe_scratch_free(&s);
         return NULL;
     }
-    memset(s->cache, 0, sizeof(*s->cache) << CACHE_BITS);
     dmk_buf_init(&s->text, SIZE_MAX / 4);
     return s;
 }
@@ -59,6 +64,7 @@ void dmk_bpe_scratch_free(struct dmk_bpe_scratch **scratch)
         return;
     }
     free(s->cache);
+    free(s->pair_cache);
     free(s->nodes);
     free(s->heap);
     dmk_buf_fini(&s->text);
@@ -85,19 +91,75 @@ void dmk_bpe_scratch_trim(struct dmk_bpe_scratch *scratch)
     }
 }
 
+void dmk_bpe_scratch_begin(struct dmk_bpe_scratch *s, const struct dmk_vocab *vocab)
+{
+    if (s->vocab != vocab) {
+        memset(s->cache, 0, sizeof(*s->cache) << CACHE_BITS);
+        memset(s->pair_cache, 0, sizeof(*s->pair_cache) << PAIR_CACHE_BITS);
+        s->vocab = vocab;
+    }
+}
+
+/* The token that two neighbours make, or DMK_NO_TOKEN. Most neighbours make none, which one bit tells; the
+ * pairs that are frequent in this thread's texts come out of its cache. */
+static inline uint32_t merge(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
+                             uint32_t left, uint32_t right)
+{
+    const uint64_t key = dmk_pair_key(left, right), hash = dmk_pair_hash(key);
+    uint64_t *entry;
+    uint32_t id;
+
+    if (!dmk_pair_likely(vocab, hash)) {
+        return DMK_NO_TOKEN;
+    }
+    entry = &s->pair_cache[hash >> (64 - PAIR_CACHE_BITS)];
+    if (*entry && (*entry - 1) >> 18 == key) {
+        id = (uint32_t)((*entry - 1) & NO_MERGE);
+        return id == NO_MERGE ? DMK_NO_TOKEN : id;
+    }
+    id = dmk_pair_find(vocab, key, hash);
+    *entry = (key << 18 | (id == DMK_NO_TOKEN ? NO_MERGE : id)) + 1;
+    return id;
+}
+
+/* One step of the start: the token of the character at pos, if merging may start from it; else of the
+ * byte. Returns the number of bytes it stands for. */
+static inline size_t first_part(const struct dmk_vocab *vocab, struct dmk_bytes piece, size_t pos,
+                                enum dmk_bpe_start start, uint32_t *ret_id)
+{
+    const uint8_t *p = piece.data + pos;
+    const size_t n = p[0] < 0xe0 ? 2 : 3;
+
+    if (start == DMK_BPE_CHARS && p[0] >= 0xc2 && p[0] < 0xf0 &&
+        (pos == 0 || !dmk_vocab_crossed(vocab, p[-1], p[0])) &&
+        (pos + n == piece.len || !dmk_vocab_crossed(vocab, p[n - 1], p[n]))) {
+        const uint32_t code =
+            n == 2 ? (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f)
+                   : (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+
+        *ret_id = dmk_vocab_char(vocab, code);
+        if (*ret_id != DMK_NO_TOKEN) {
+            return n;
+        }
+    }
+    *ret_id = vocab->byte_id[p[0]];
+    return 1;
+}
+
 /* Short pieces: parts in an array. */
 
-void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bytes piece, struct dmk_ids *ids)
+void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
+                    struct dmk_bytes piece, enum dmk_bpe_start start, struct dmk_ids *ids)
 {
     uint32_t id[DMK_BPE_LINEAR_MAX], merged[DMK_BPE_LINEAR_MAX];
-    size_t n = piece.len;
+    size_t n = 0;
 
-    dmk_assert(n > 0 && n <= DMK_BPE_LINEAR_MAX);
-    for (size_t i = 0; i < n; i++) {
-        id[i] = vocab->byte_id[piece.data[i]];
+    dmk_assert(piece.len > 0 && piece.len <= DMK_BPE_LINEAR_MAX);
+    for (size_t pos = 0; pos < piece.len; n++) {
+        pos += first_part(vocab, piece, pos, start, &id[n]);
     }
     for (size_t i = 0; i + 1 < n; i++) {
-        merged[i] = dmk_vocab_merge(vocab, id[i], id[i + 1]);
+        merged[i] = merge(vocab, s, id[i], id[i + 1]);
     }
     while (n > 1) {
         uint32_t best = DMK_NO_TOKEN;
@@ -118,10 +180,10 @@ void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bytes piece, struc
         if (at + 1 < n) {
             /* merged[at + 1] spoke of the part that is gone; what follows it moves up. */
             memmove(merged + at, merged + at + 1, (n - at - 1) * sizeof(*merged));
-            merged[at] = dmk_vocab_merge(vocab, id[at], id[at + 1]);
+            merged[at] = merge(vocab, s, id[at], id[at + 1]);
         }
         if (at > 0) {
-            merged[at - 1] = dmk_vocab_merge(vocab, id[at - 1], id[at]);
+            merged[at - 1] = merge(vocab, s, id[at - 1], id[at]);
         }
     }
     dmk_ids_append(ids, id, n);
@@ -206,26 +268,28 @@ static void update_pair(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s
 {
     struct node *node = &s->nodes[i];
 
-    node->merged = node->next == LIST_END
-                       ? DMK_NO_TOKEN
-                       : dmk_vocab_merge(vocab, node->id, s->nodes[node->next].id);
+    node->merged =
+        node->next == LIST_END ? DMK_NO_TOKEN : merge(vocab, s, node->id, s->nodes[node->next].id);
     if (node->merged != DMK_NO_TOKEN) {
         heap_push(s, (uint64_t)node->merged << 32 | i);
     }
 }
 
 static void init_parts(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
-                       struct dmk_bytes piece)
+                       struct dmk_bytes piece, enum dmk_bpe_start start)
 {
-    const uint32_t n = (uint32_t)piece.len;
+    uint32_t n = 0;
 
-    for (uint32_t i = 0; i < n; i++) {
-        s->nodes[i] = (struct node){vocab->byte_id[piece.data[i]], DMK_NO_TOKEN,
-                                    i ? i - 1 : LIST_END, i + 1 < n ? i + 1 : LIST_END};
+    for (size_t pos = 0; pos < piece.len; n++) {
+        uint32_t id;
+
+        pos += first_part(vocab, piece, pos, start, &id);
+        s->nodes[n] = (struct node){id, DMK_NO_TOKEN, n ? n - 1 : LIST_END, n + 1};
     }
+    s->nodes[n - 1].next = LIST_END;
     s->n_heap = 0;
     for (uint32_t i = 0; i + 1 < n; i++) {
-        s->nodes[i].merged = dmk_vocab_merge(vocab, s->nodes[i].id, s->nodes[i + 1].id);
+        s->nodes[i].merged = merge(vocab, s, s->nodes[i].id, s->nodes[i + 1].id);
         if (s->nodes[i].merged != DMK_NO_TOKEN) {
             s->heap[s->n_heap++] = (uint64_t)s->nodes[i].merged << 32 | i;
         }
@@ -236,14 +300,14 @@ static void init_parts(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
 }
 
 void dmk_bpe_heap(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s, struct dmk_bytes piece,
-                  struct dmk_ids *ids)
+                  enum dmk_bpe_start start, struct dmk_ids *ids)
 {
     dmk_assert(piece.len > 0);
     if (!reserve(s, piece.len)) {
         ids->failed = true;
         return;
     }
-    init_parts(vocab, s, piece);
+    init_parts(vocab, s, piece, start);
     /* At most one entry per initial pair and two per merge, one of which was just popped: 2 * cap. */
     while (s->n_heap > 0) {
         const uint64_t key = heap_pop(s);
@@ -273,25 +337,52 @@ void dmk_bpe_heap(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s, stru
 
 /* The short cuts. */
 
+/* Words longer than the cache takes are hardly ever tokens where a character has several bytes, but runs of
+ * blanks and signs are. */
 static void encode_uncached(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
                             struct dmk_bytes piece, struct dmk_ids *ids)
 {
-    const uint32_t id = dmk_vocab_find(vocab, piece.data, piece.len);
+    if (piece.data[0] < 0x80) {
+        const uint32_t id = dmk_vocab_find(vocab, piece.data, piece.len);
 
-    if (id != DMK_NO_TOKEN) {
-        dmk_ids_push(ids, id);
-    } else if (piece.len <= DMK_BPE_LINEAR_MAX) {
-        dmk_bpe_linear(vocab, piece, ids);
+        if (id != DMK_NO_TOKEN) {
+            dmk_ids_push(ids, id);
+            return;
+        }
+    }
+    if (piece.len <= DMK_BPE_LINEAR_MAX) {
+        dmk_bpe_linear(vocab, s, piece, DMK_BPE_CHARS, ids);
     } else {
-        dmk_bpe_heap(vocab, s, piece, ids);
+        dmk_bpe_heap(vocab, s, piece, DMK_BPE_CHARS, ids);
+    }
+}
+
+/* The piece as two words: with the length they determine its bytes. Loads overlap instead of reading past
+ * the end. */
+static inline void load_key(struct dmk_bytes piece, uint64_t ret_word[2])
+{
+    const uint8_t *p = piece.data;
+    const size_t n = piece.len;
+
+    ret_word[1] = 0;
+    if (n >= 8) {
+        memcpy(&ret_word[0], p, 8);
+        memcpy(&ret_word[1], p + n - 8, 8);
+    } else if (n >= 4) {
+        uint32_t first, last;
+
+        memcpy(&first, p, 4);
+        memcpy(&last, p + n - 4, 4);
+        ret_word[0] = (uint64_t)last << 32 | first;
+    } else {
+        ret_word[0] = (uint64_t)p[0] | (uint64_t)p[n / 2] << 8 | (uint64_t)p[n - 1] << 16;
     }
 }
 
 void dmk_bpe_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
                     struct dmk_bytes piece, struct dmk_ids *ids)
 {
-    uint8_t key[16] = {0};
-    uint64_t word[2];
+    uint64_t word[2], hash;
     struct cached *c;
     size_t before;
 
@@ -299,16 +390,10 @@ void dmk_bpe_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
         encode_uncached(vocab, s, piece, ids);
         return;
     }
-    if (s->vocab != vocab) {
-        memset(s->cache, 0, sizeof(*s->cache) << CACHE_BITS);
-        s->vocab = vocab;
-    }
-    memcpy(key, piece.data, piece.len);
-    key[15] = (uint8_t)piece.len;
-    memcpy(word, key, 16);
-    c = &s->cache[(word[0] * 0x9e3779b97f4a7c15ull ^ word[1] * 0xbf58476d1ce4e5b9ull) >>
-                  (64 - CACHE_BITS)];
-    if (c->n_ids && c->key[0] == word[0] && c->key[1] == word[1]) {
+    load_key(piece, word);
+    hash = (word[0] ^ (word[1] + piece.len) * 0xbf58476d1ce4e5b9ull) * 0x9e3779b97f4a7c15ull;
+    c = &s->cache[hash >> (64 - CACHE_BITS)];
+    if (c->len == piece.len && c->key[0] == word[0] && c->key[1] == word[1]) {
         dmk_ids_append(ids, c->ids, c->n_ids);
         return;
     }
@@ -317,7 +402,8 @@ void dmk_bpe_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
     if (!ids->failed && ids->len - before <= CACHE_IDS) {
         c->key[0] = word[0];
         c->key[1] = word[1];
-        c->n_ids = (uint32_t)(ids->len - before);
+        c->len = (uint8_t)piece.len;
+        c->n_ids = (uint8_t)(ids->len - before);
         memcpy(c->ids, ids->data + before, c->n_ids * sizeof(*c->ids));
     }
 }

@@ -9,13 +9,22 @@
 
 #define DMK_BPE_LINEAR_MAX 128 /* bytes; longer pieces take the heap */
 
-void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bytes piece, struct dmk_ids *ids);
-void dmk_bpe_heap(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
-                  struct dmk_bytes piece, struct dmk_ids *ids);
+/* What merging starts from. The result is the same; characters are fewer, but the piece must be valid
+ * UTF-8. */
+enum dmk_bpe_start { DMK_BPE_BYTES, DMK_BPE_CHARS };
 
-/* Chooses between them; pieces that are a token, or were met lately, take a short cut. */
+void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                    struct dmk_bytes piece, enum dmk_bpe_start start, struct dmk_ids *ids);
+void dmk_bpe_heap(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
+                  struct dmk_bytes piece, enum dmk_bpe_start start, struct dmk_ids *ids);
+
+/* Chooses between them; pieces that are a token, or were met lately, take a short cut. piece is valid
+ * UTF-8. */
 void dmk_bpe_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
                     struct dmk_bytes piece, struct dmk_ids *ids);
+
+/* Readies the scratch for this vocabulary: what is cached of another one is dropped. Comes first. */
+void dmk_bpe_scratch_begin(struct dmk_bpe_scratch *scratch, const struct dmk_vocab *vocab);
 
 /* Where encode.c repairs invalid text. */
 struct dmk_buf *dmk_bpe_scratch_text(struct dmk_bpe_scratch *scratch);

@@ -59,6 +59,7 @@ static void encode_valid(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *
 {
     size_t pos = 0;
 
+    dmk_bpe_scratch_begin(scratch, vocab);
     while (pos < text.len && !ids->failed) {
         const size_t end = dmk_split_next(text.data, text.len, pos);
 

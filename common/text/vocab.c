@@ -3,23 +3,21 @@
  * damask serves one vocabulary, so a file is accepted only when its tokens are o200k_base, byte for byte;
  * a changed or cut file is refused instead of giving other tokens. Cold code, any thread. */
 #include "common/text/vocab.h"
-#include "common/base/assert.h"
-#include "common/base/hash.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define FILE_BYTES_MAX ((off_t)64 << 20) /* a tokenizer.json with its merges has 28 MB */
+#define HUGE_PAGE      ((size_t)2 << 20)
 #define PATH_BYTES     4096
 
 const char dmk_vocab_sha256[65] =
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d";
-
-/* Tables. */
 
 int dmk_vocab_add(struct dmk_vocab *vocab, const uint8_t *data, size_t len)
 {
@@ -42,75 +40,6 @@ int dmk_vocab_add(struct dmk_vocab *vocab, const uint8_t *data, size_t len)
     vocab->n_added++;
     vocab->offset[vocab->n_added] = start + (uint32_t)len;
     return 0;
-}
-
-uint32_t dmk_vocab_find(const struct dmk_vocab *vocab, const uint8_t *data, size_t len)
-{
-    const size_t mask = ((size_t)1 << DMK_TOKEN_SLOT_BITS) - 1;
-    uint64_t hash;
-    size_t slot;
-
-    if (len > DMK_RANK_BYTES_MAX) {
-        return DMK_NO_TOKEN;
-    }
-    hash = dmk_hash64(data, len, 0);
-    for (slot = hash & mask; vocab->tokens[slot].id != DMK_NO_TOKEN; slot = (slot + 1) & mask) {
-        const uint32_t id = vocab->tokens[slot].id;
-        const uint32_t start = vocab->offset[id];
-
-        if (vocab->tokens[slot].tag == (uint32_t)(hash >> 32) &&
-            vocab->offset[id + 1] - start == len && memcmp(vocab->blob + start, data, len) == 0) {
-            return id;
-        }
-    }
-    return DMK_NO_TOKEN;
-}
-
-static void index_tokens(struct dmk_vocab *vocab)
-{
-    const size_t n_slots = (size_t)1 << DMK_TOKEN_SLOT_BITS;
-
-    memset(vocab->tokens, 0xff, n_slots * sizeof(*vocab->tokens));
-    for (uint32_t id = 0; id < DMK_RANKS; id++) {
-        const uint32_t start = vocab->offset[id];
-        const uint64_t hash = dmk_hash64(vocab->blob + start, vocab->offset[id + 1] - start, 0);
-        size_t slot = hash & (n_slots - 1);
-
-        while (vocab->tokens[slot].id != DMK_NO_TOKEN) {
-            slot = (slot + 1) & (n_slots - 1);
-        }
-        vocab->tokens[slot] = (struct dmk_token_slot){(uint32_t)(hash >> 32), id};
-    }
-}
-
-static void index_pair(struct dmk_vocab *vocab, uint32_t left, uint32_t right, uint32_t id)
-{
-    const uint64_t key = (uint64_t)left << 18 | right;
-    size_t slot = dmk_pair_slot(key);
-
-    while (vocab->pairs[slot] != 0) {
-        slot = (slot + 1) & (((size_t)1 << DMK_PAIR_SLOT_BITS) - 1);
-    }
-    vocab->pairs[slot] = (key << 18 | id) + 1;
-}
-
-/* Every cut of every token into two tokens is a pair that merges. */
-static void index_pairs(struct dmk_vocab *vocab)
-{
-    for (uint32_t id = 0; id < DMK_RANKS; id++) {
-        const uint8_t *data = vocab->blob + vocab->offset[id];
-        const size_t len = vocab->offset[id + 1] - vocab->offset[id];
-
-        for (size_t cut = 1; cut < len; cut++) {
-            const uint32_t left = dmk_vocab_find(vocab, data, cut);
-            const uint32_t right =
-                left == DMK_NO_TOKEN ? DMK_NO_TOKEN : dmk_vocab_find(vocab, data + cut, len - cut);
-
-            if (right != DMK_NO_TOKEN) {
-                index_pair(vocab, left, right, id);
-            }
-        }
-    }
 }
 
 /* Hash. */
@@ -245,10 +174,16 @@ static struct dmk_vocab *vocab_new(void)
     }
     v->offset = calloc(DMK_RANKS + 1, sizeof(*v->offset));
     v->tokens = malloc(((size_t)1 << DMK_TOKEN_SLOT_BITS) * sizeof(*v->tokens));
-    v->pairs = calloc((size_t)1 << DMK_PAIR_SLOT_BITS, sizeof(*v->pairs));
-    if (!v->offset || !v->tokens || !v->pairs) {
+    v->pairs = aligned_alloc(HUGE_PAGE, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS);
+    v->bloom = calloc((size_t)1 << DMK_PAIR_BLOOM_BITS >> 6, sizeof(*v->bloom));
+    v->char_id = malloc(DMK_CHAR_IDS * sizeof(*v->char_id));
+    if (!v->offset || !v->tokens || !v->pairs || !v->bloom || !v->char_id) {
         dmk_vocab_close(&v);
+        return NULL;
     }
+    /* Looked up at random: few large pages spare most misses of the TLB. Advice only. */
+    (void)madvise(v->pairs, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS, MADV_HUGEPAGE);
+    memset(v->pairs, 0, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS);
     return v;
 }
 
@@ -285,13 +220,11 @@ int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *r
     if (r < 0) {
         goto out;
     }
-    index_tokens(v);
-    index_pairs(v);
-    for (unsigned i = 0; i < 256; i++) {
-        const uint8_t byte = (uint8_t)i;
-
-        v->byte_id[i] = dmk_vocab_find(v, &byte, 1);
-        dmk_assert(v->byte_id[i] != DMK_NO_TOKEN); /* the hash says what the tokens are */
+    r = dmk_vocab_index(v);
+    if (r < 0) {
+        r = dmk_error_set(reterr, r, "can not make the tables of the vocabulary %s: %s", path,
+                          dmk_status_message(r));
+        goto out;
     }
     *ret = v;
     v = NULL;
@@ -312,6 +245,8 @@ void dmk_vocab_close(struct dmk_vocab **vocab)
     free(v->offset);
     free(v->tokens);
     free(v->pairs);
+    free(v->bloom);
+    free(v->char_id);
     free(v);
     *vocab = NULL;
 }
