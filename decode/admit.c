@@ -331,6 +331,7 @@ static void begin(struct dmk_decode_core *core, struct request *q, bool local, u
         event.reserved.needs_prefill = true;
         event.reserved.ticket = dmk_buf_bytes(&core->ticket_blob);
     }
+    core->n_query_tokens += core->conf.reuse && !q->echo ? q->n_prompt : 0;
     core->n_hit_tokens += q->have;
     event.reserved.have = q->have;
     dmk_decode_emit(core, q, &event);

@@ -331,6 +331,7 @@ struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core)
         .n_prompt_tokens_computed = core->n_prompt_tokens,
         .n_local_prefills = core->n_local,
         .n_remote_prefills = core->n_remote,
+        .n_query_tokens = core->n_query_tokens,
         .n_hit_tokens = core->n_hit_tokens,
     };
 

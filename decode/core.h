@@ -74,6 +74,7 @@ struct dmk_decode_event {
         } prompt_logprobs;
         struct {
             uint32_t choice, index; /* index in the choice's output */
+            bool with_logprobs;     /* the request asked for them */
             const struct dmk_sample_result *result;
         } token;
         struct {
@@ -152,7 +153,8 @@ struct dmk_decode_load {
     struct dmk_kv_pool_counts full, window; /* over all groups */
     double step_ms;                         /* recent mean */
     uint64_t n_steps, n_tokens, n_preemptions, n_prompt_tokens_computed;
-    uint64_t n_local_prefills, n_remote_prefills, n_hit_tokens;
+    uint64_t n_local_prefills, n_remote_prefills;
+    uint64_t n_query_tokens, n_hit_tokens; /* prompt tokens looked up in the cache, found */
     struct dmk_receiver_stats receiver;
 };
 struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core);

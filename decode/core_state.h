@@ -110,7 +110,7 @@ struct dmk_decode_core {
     uint64_t now_ns; /* of the call that is under way, for the receiver's callbacks */
     double step_ms;
     uint64_t n_steps, n_tokens, n_preemptions, n_prompt_tokens;
-    uint64_t n_local, n_remote, n_hit_tokens;
+    uint64_t n_local, n_remote, n_query_tokens, n_hit_tokens;
 };
 
 /* sequence.c */

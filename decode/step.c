@@ -256,6 +256,7 @@ static void take_token(struct dmk_decode_core *core, struct seq *seq,
     core->n_tokens++;
     event.token.choice = seq->choice;
     event.token.index = index;
+    event.token.with_logprobs = q->sampling.logprobs;
     event.token.result = result;
     dmk_decode_emit(core, q, &event);
     if (is_stop_id(q, result->id)) {

@@ -1,0 +1,21 @@
+/* Options of damask-decode: those of every worker, then its own. */
+#pragma once
+
+#include "common/worker/options.h"
+
+struct dmk_decode_options {
+    struct dmk_worker_conf worker; /* first: the shared rows of the table write here */
+    uint32_t dp;
+    uint32_t max_sequences;
+    uint32_t chunk_tokens;
+    uint32_t score_rows;
+    char *local_prefill_below; /* a number, or "max" */
+    uint64_t ticket_expiry_ms;
+    uint64_t quiet_ask_every_ms;
+    uint32_t max_draining_pages;
+};
+
+/* As dmk_conf_load; on 0, *ret_below is the threshold in tokens (UINT32_MAX: everything is local). */
+int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *conf,
+                            uint32_t *ret_below, struct dmk_error *reterr);
+void dmk_decode_options_free(struct dmk_decode_options *conf);

@@ -1,0 +1,19 @@
+/* Options of damask-prefill: those of every worker, then its own. */
+#pragma once
+
+#include "common/worker/options.h"
+
+struct dmk_prefill_options {
+    struct dmk_worker_conf worker; /* first: the shared rows of the table write here */
+    uint32_t max_jobs;
+    uint32_t chunk_tokens;
+    uint32_t max_puts;
+    uint64_t queue_budget_ms;
+    uint64_t resend_every_ms;
+    uint64_t give_up_ms;
+};
+
+/* As dmk_conf_load. */
+int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *conf,
+                             struct dmk_error *reterr);
+void dmk_prefill_options_free(struct dmk_prefill_options *conf);
