@@ -226,6 +226,13 @@ void dmk_counter_add(struct dmk_counter *c, double v)
     c->s.value += v;
 }
 
+void dmk_counter_raise(struct dmk_counter *c, double total)
+{
+    if (total > c->s.value) {
+        c->s.value = total;
+    }
+}
+
 double dmk_counter_value(const struct dmk_counter *c)
 {
     return c->s.value;

@@ -29,6 +29,8 @@ struct dmk_histogram *dmk_histogram_new(struct dmk_metrics *m, const char *name,
 void dmk_counter_add(struct dmk_counter *c, double v);
 void dmk_gauge_set(struct dmk_gauge *g, double v);
 void dmk_gauge_add(struct dmk_gauge *g, double v);
+/* For a counter that mirrors a total kept elsewhere: raises it to total, never lowers it. */
+void dmk_counter_raise(struct dmk_counter *c, double total);
 double dmk_counter_value(const struct dmk_counter *c);
 void dmk_histogram_observe(struct dmk_histogram *h, double v);
 
