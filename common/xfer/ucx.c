@@ -159,25 +159,40 @@ static void close_ep(struct dmk_xfer *x, struct dmk_xfer_ep *e, dmk_xfer_done_fn
                 ud); /* done in progress: we may be inside one of its callbacks */
 }
 
-/* Moves a closing endpoint on; true when it is closed and none of its operations is left. */
-static bool advance_close(struct ucx_ep *ep)
+/* Force cancels what is pending; UCX has it in the PEER mode only. Without it the other side must take
+ * part, or end. */
+static void start_close(struct ucx_ep *ep)
 {
-    if (!ep->close_started) {
-        /* Force cancels what is pending; UCX has it in the PEER mode only. */
-        const bool force = ep->node->transport->err_mode == UCP_ERR_HANDLING_MODE_PEER;
-        const ucp_request_param_t param = {
-            .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-            .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0,
-        };
-        const ucs_status_ptr_t request = ucp_ep_close_nbx(ep->ep, &param);
+    const bool force = ep->node->transport->err_mode == UCP_ERR_HANDLING_MODE_PEER;
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0,
+    };
+    const ucs_status_ptr_t request = ucp_ep_close_nbx(ep->ep, &param);
 
-        ep->close_started = true;
-        if (UCS_PTR_IS_PTR(request)) {
-            ep->close_request = request;
-        } else {
-            ep->closed = true;
+    ep->close_started = true;
+    if (UCS_PTR_IS_PTR(request)) {
+        ep->close_request = request;
+    } else {
+        ep->closed = true;
+    }
+}
+
+/* Before the worker moves on, so that nothing more comes in on them. */
+static void start_closings(struct ucx_node *node)
+{
+    for (struct dmk_list *at = node->eps.next; at != &node->eps; at = at->next) {
+        struct ucx_ep *ep = dmk_container_of(at, struct ucx_ep, link);
+
+        if (ep->closing && !ep->close_started) {
+            start_close(ep);
         }
     }
+}
+
+/* True when a closing endpoint is closed and none of its operations is left. */
+static bool is_closed(struct ucx_ep *ep)
+{
     if (ep->close_request && ucp_request_check_status(ep->close_request) != UCS_INPROGRESS) {
         ucp_request_free(ep->close_request);
         ep->close_request = NULL;
@@ -209,7 +224,7 @@ static unsigned finish_closings(struct ucx_node *node)
         void *ud = ep->close_ud;
 
         next = at->next;
-        if (!ep->closing || !advance_close(ep)) {
+        if (!ep->closing || !is_closed(ep)) {
             continue;
         }
         (void)ucx_ops_drain(node);
@@ -480,6 +495,7 @@ static unsigned advance(struct ucx_node *node)
 {
     unsigned n = 0;
 
+    start_closings(node);
     while (n < MAX_ADVANCES && ucp_worker_progress(node->worker)) {
         n++;
     }
