@@ -65,6 +65,7 @@ static int unpack_keys(struct dmk_sender *tx, struct endpoint *e, const struct d
     return r;
 }
 
+/* One for each group of ranks of a D: the tickets of another group name other memory. */
 static struct endpoint *find_endpoint(struct dmk_sender *tx, const struct dmk_ticket *t)
 {
     for (uint32_t i = 0; i < tx->conf.max_endpoints; i++) {
@@ -72,7 +73,8 @@ static struct endpoint *find_endpoint(struct dmk_sender *tx, const struct dmk_ti
 
         if (e->ep && !e->closing && e->d_incarnation == t->d_incarnation &&
             e->address_len == t->address_len &&
-            memcmp(e->address, t->address, t->address_len) == 0) {
+            memcmp(e->address, t->address, t->address_len) == 0 &&
+            (!e->keyed || is_same_memory(e, t))) {
             return e;
         }
     }
@@ -126,9 +128,6 @@ int dmk_sender_endpoint_take(struct dmk_sender *tx, const struct dmk_ticket *t,
                                  "a memory key of the ticket does not fit the page "
                                  "transport: both pools must use the same one");
         }
-    } else if (!is_same_memory(e, t)) {
-        return dmk_error_set(reterr, -DMK_EMISMATCH,
-                             "the ticket names other memory than earlier ones of that worker");
     }
     e->needed_ns = tx->now_ns;
     *ret = e;

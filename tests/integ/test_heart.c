@@ -94,7 +94,7 @@ static void shared_beginnings(void **state)
 
 static void crowds(void **state)
 {
-    struct engines e = open_engines(1, 1, 1, 4);
+    struct engines e = open_engines(1, 2, 1, 4);
 
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
