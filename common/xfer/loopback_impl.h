@@ -86,6 +86,13 @@ struct node {
     struct dmk_list halves;
 };
 
+/* Another node's memory, as a put names it. */
+struct key {
+    struct mem *mem;
+    uint64_t base;
+    size_t bytes;
+};
+
 struct dmk_loopback {
     struct dmk_loopback_conf conf;
     uint64_t now, chances, next_id;
@@ -120,3 +127,17 @@ void dmk_loopback_write(struct dmk_loopback *f, const struct event *event, const
 bool dmk_loopback_is_partitioned(const struct dmk_loopback *f, const struct node *a,
                                  const struct node *b);
 bool dmk_loopback_node_gone(const struct node *node);
+
+/* loopback_mem.c: slots of the operations table. */
+int dmk_loopback_mem_register(struct dmk_xfer *x, void *base, size_t bytes, enum dmk_mem_kind kind,
+                              struct dmk_xfer_mem **ret, struct dmk_error *reterr);
+void dmk_loopback_mem_unregister(struct dmk_xfer *x, struct dmk_xfer_mem **mem);
+int dmk_loopback_mem_pack(struct dmk_xfer *x, struct dmk_xfer_mem *m, uint8_t *ret_blob,
+                          size_t *ret_len);
+int dmk_loopback_key_unpack(struct dmk_xfer_ep *ep, struct dmk_bytes blob,
+                            struct dmk_xfer_key **ret);
+void dmk_loopback_key_free(struct dmk_xfer_key **key);
+int dmk_loopback_watch_self(struct dmk_xfer *x, uint8_t *ret_blob, size_t *ret_len);
+int dmk_loopback_watch_open(struct dmk_xfer *x, struct dmk_bytes blob, struct dmk_xfer_watch **ret);
+bool dmk_loopback_watch_gone(struct dmk_xfer_watch *watch);
+void dmk_loopback_watch_close(struct dmk_xfer_watch **watch);

@@ -8,16 +8,6 @@
 #define ADDRESS_MAGIC       0x6c6f6f7061646472ull
 #define MAX_EVENTS_PER_CALL 64
 
-struct key {
-    struct mem *mem;
-    uint64_t base;
-    size_t bytes;
-};
-
-struct watch {
-    const struct node *node;
-};
-
 static int open_node(const struct dmk_xfer_conf *conf, struct dmk_xfer **ret,
                      struct dmk_error *reterr)
 {
@@ -109,45 +99,6 @@ static enum dmk_xfer_lane get_lane(const struct dmk_xfer *x)
     return node_of(x)->fabric->conf.lane;
 }
 
-static int register_mem(struct dmk_xfer *x, void *base, size_t bytes, enum dmk_mem_kind kind,
-                        struct dmk_xfer_mem **ret, struct dmk_error *reterr)
-{
-    struct node *node = node_of(x);
-    struct mem *mem;
-
-    if (kind != DMK_MEM_HOST) {
-        return dmk_error_set(reterr, -DMK_ENOTSUP, "the loopback moves host memory only");
-    }
-    mem = calloc(1, sizeof(*mem));
-    if (!mem) {
-        return dmk_error_set(reterr, -DMK_ENOMEM, "out of memory for a registration");
-    }
-    *mem = (struct mem){.node = node, .id = node->fabric->next_id++, .base = base, .bytes = bytes};
-    dmk_list_push_back(&node->fabric->mems, &mem->link);
-    *ret = (struct dmk_xfer_mem *)mem;
-    return 0;
-}
-
-static void unregister_mem(struct dmk_xfer *x, struct dmk_xfer_mem **mem)
-{
-    (void)x;
-    if (*mem) {
-        ((struct mem *)*mem)->base = NULL;
-        *mem = NULL;
-    }
-}
-
-static int pack_mem(struct dmk_xfer *x, struct dmk_xfer_mem *m, uint8_t *ret_blob, size_t *ret_len)
-{
-    const struct mem *mem = (const struct mem *)m;
-    const uint64_t words[3] = {mem->id, (uintptr_t)mem->base, mem->bytes};
-
-    (void)x;
-    memcpy(ret_blob, words, sizeof(words));
-    *ret_len = sizeof(words);
-    return 0;
-}
-
 static struct node *find_node(struct dmk_loopback *f, uint64_t name)
 {
     for (struct dmk_list *at = f->nodes.next; at != &f->nodes; at = at->next) {
@@ -219,39 +170,6 @@ static void close_ep(struct dmk_xfer *x, struct dmk_xfer_ep *ep, dmk_xfer_done_f
     half->closing = true;
     half->close_done = done;
     half->close_ud = ud;
-}
-
-static int unpack_key(struct dmk_xfer_ep *ep, struct dmk_bytes blob, struct dmk_xfer_key **ret)
-{
-    struct dmk_loopback *f = half_of(ep)->node->fabric;
-    uint64_t words[3];
-
-    if (blob.len != sizeof(words)) {
-        return -DMK_EFORMAT;
-    }
-    memcpy(words, blob.data, sizeof(words));
-    for (struct dmk_list *at = f->mems.next; at != &f->mems; at = at->next) {
-        struct mem *mem = dmk_container_of(at, struct mem, link);
-        struct key *key;
-
-        if (mem->id != words[0]) {
-            continue;
-        }
-        key = calloc(1, sizeof(*key));
-        if (!key) {
-            return -DMK_ENOMEM;
-        }
-        *key = (struct key){mem, words[1], words[2]};
-        *ret = (struct dmk_xfer_key *)key;
-        return 0;
-    }
-    return -DMK_EFORMAT;
-}
-
-static void free_key(struct dmk_xfer_key **key)
-{
-    free(*key);
-    *key = NULL;
 }
 
 static bool is_usable(const struct half *half)
@@ -539,67 +457,19 @@ static void *get_user(const struct dmk_xfer_ep *ep)
     return half_of(ep)->user;
 }
 
-static int watch_self(struct dmk_xfer *x, uint8_t *ret_blob, size_t *ret_len)
-{
-    memcpy(ret_blob, &node_of(x)->id, sizeof(uint64_t));
-    *ret_len = sizeof(uint64_t);
-    return 0;
-}
-
-static int open_watch(struct dmk_xfer *x, struct dmk_bytes blob, struct dmk_xfer_watch **ret)
-{
-    struct dmk_loopback *f = node_of(x)->fabric;
-    uint64_t id;
-
-    if (blob.len != sizeof(id)) {
-        return -DMK_ENOTSUP;
-    }
-    memcpy(&id, blob.data, sizeof(id));
-    for (struct dmk_list *at = f->nodes.next; at != &f->nodes; at = at->next) {
-        const struct node *node = dmk_container_of(at, struct node, link);
-        struct watch *watch;
-
-        if (node->id != id) {
-            continue;
-        }
-        if (node->closed || node->killed) {
-            return -DMK_EPEER;
-        }
-        watch = calloc(1, sizeof(*watch));
-        if (!watch) {
-            return -DMK_ENOMEM;
-        }
-        watch->node = node;
-        *ret = (struct dmk_xfer_watch *)watch;
-        return 0;
-    }
-    return -DMK_ENOTSUP;
-}
-
-static bool is_watch_gone(struct dmk_xfer_watch *watch)
-{
-    return dmk_loopback_node_gone(((const struct watch *)watch)->node);
-}
-
-static void close_watch(struct dmk_xfer_watch **watch)
-{
-    free(*watch);
-    *watch = NULL;
-}
-
 const struct dmk_xfer_ops dmk_xfer_loopback_ops = {
     .name = "loopback",
     .open = open_node,
     .close = close_node,
     .address = get_address,
     .lane = get_lane,
-    .mem_register = register_mem,
-    .mem_unregister = unregister_mem,
-    .mem_pack = pack_mem,
+    .mem_register = dmk_loopback_mem_register,
+    .mem_unregister = dmk_loopback_mem_unregister,
+    .mem_pack = dmk_loopback_mem_pack,
     .ep_connect = connect_ep,
     .ep_close = close_ep,
-    .key_unpack = unpack_key,
-    .key_free = free_key,
+    .key_unpack = dmk_loopback_key_unpack,
+    .key_free = dmk_loopback_key_free,
     .put = put,
     .flush = flush,
     .send = send_message,
@@ -608,8 +478,8 @@ const struct dmk_xfer_ops dmk_xfer_loopback_ops = {
     .arm = arm,
     .ep_set_user = set_user,
     .ep_user = get_user,
-    .watch_self = watch_self,
-    .watch_open = open_watch,
-    .watch_gone = is_watch_gone,
-    .watch_close = close_watch,
+    .watch_self = dmk_loopback_watch_self,
+    .watch_open = dmk_loopback_watch_open,
+    .watch_gone = dmk_loopback_watch_gone,
+    .watch_close = dmk_loopback_watch_close,
 };

@@ -1,73 +1,24 @@
 /* Drives D's table (receive_state.h) with messages, timers and endpoint events; see receiver.h.
  *
- * Three bounded tables: tickets, endpoints that P's opened, and claimants (a P's incarnation with
- * the watch on its process). Everything runs on the loop's thread; nothing allocates after new but
- * watches. */
+ * Tickets lie in a bounded table; endpoints and claimants are in receiver_peer.c. Everything runs on the
+ * loop's thread; nothing allocates after new but watches. */
 #include "common/xfer/receiver.h"
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/xfer/message.h"
-#include "common/xfer/receive_state.h"
+#include "common/xfer/receiver_impl.h"
 #include <stdlib.h>
 
 #define DEFAULT_ENDPOINTS 64
-#define MAX_WORKERS       64                 /* P workers whose newest incarnation is remembered */
-#define ASKS_BEFORE_CLOSE 2                  /* quiet? unanswered before the endpoint is closed */
-#define UNPROVEN_NS       (5 * DMK_NS_PER_S) /* an endpoint without any valid cookie */
-#define IDLE_NS           (120 * DMK_NS_PER_S) /* one that no ticket needs */
+#define ASKS_BEFORE_CLOSE 2 /* quiet? unanswered before the endpoint is closed */
 #define STOP_NS           DMK_NS_PER_S
-
-struct endpoint {
-    struct dmk_xfer_ep *ep; /* NULL: slot is free */
-    struct dmk_receiver *rx;
-    bool closing;
-    bool proven; /* a valid cookie has come on it */
-    uint64_t heard_ns;
-};
-
-struct claimant {
-    uint64_t incarnation;         /* 0: slot is free */
-    struct dmk_xfer_watch *watch; /* DIRECT only */
-    uint32_t n_tickets;
-    uint32_t draining_pages;
-};
-
-struct worker {
-    uint64_t id, incarnation, heard_ns;
-};
-
-struct ticket {
-    enum dmk_receive_state state; /* FORGOTTEN: slot is free */
-    uint64_t key;
-    struct dmk_id128 cookie;
-    uint64_t generation, bytes_expected;
-    uint32_t n_pages;
-    uint64_t due_ns; /* expiry, then transfer deadline, then the next quiet? */
-    uint64_t claimed_ns;
-    uint32_t n_asks;
-    uint64_t p_incarnation;
-    struct endpoint *endpoint; /* of the claim, until it is closed */
-    struct claimant *claimant;
-};
-
-struct dmk_receiver {
-    struct dmk_receiver_conf conf;
-    bool direct, stopping;
-    uint64_t now_ns, next_generation;
-    struct dmk_receiver_stats stats; /* counters only */
-    struct ticket *tickets;          /* [conf.max_tickets] */
-    struct endpoint *endpoints;      /* [conf.max_endpoints] */
-    struct claimant *claimants;      /* [conf.max_tickets] */
-    struct worker workers[MAX_WORKERS];
-};
 
 /* What an event has with it besides the guards. */
 struct cause {
     enum dmk_receive_failure why;
-    struct endpoint *endpoint; /* of the message */
+    struct dmk_rx_endpoint *endpoint; /* of the message */
     const struct dmk_message *message;
-    struct claimant *claimant;
+    struct dmk_rx_claimant *claimant;
     enum dmk_message_reply refusal;
 };
 
@@ -103,10 +54,10 @@ int dmk_receiver_new(const struct dmk_receiver_conf *conf, struct dmk_receiver *
 /* ---- lookups ----------------------------------------------------------------------------------
  */
 
-static struct ticket *find_ticket(struct dmk_receiver *rx, struct dmk_id128 cookie)
+static struct dmk_rx_ticket *find_ticket(struct dmk_receiver *rx, struct dmk_id128 cookie)
 {
     for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        struct ticket *t = &rx->tickets[i];
+        struct dmk_rx_ticket *t = &rx->tickets[i];
 
         if (t->state != DMK_RECEIVE_FORGOTTEN && dmk_id128_equal(t->cookie, cookie)) {
             return t;
@@ -115,10 +66,10 @@ static struct ticket *find_ticket(struct dmk_receiver *rx, struct dmk_id128 cook
     return NULL;
 }
 
-static struct ticket *find_key(struct dmk_receiver *rx, uint64_t key)
+static struct dmk_rx_ticket *find_key(struct dmk_receiver *rx, uint64_t key)
 {
     for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        struct ticket *t = &rx->tickets[i];
+        struct dmk_rx_ticket *t = &rx->tickets[i];
 
         if (t->state != DMK_RECEIVE_FORGOTTEN && t->key == key) {
             return t;
@@ -127,113 +78,17 @@ static struct ticket *find_key(struct dmk_receiver *rx, uint64_t key)
     return NULL;
 }
 
-/* The record of an endpoint, made at its first message; NULL when the table is full. */
-static struct endpoint *take_endpoint(struct dmk_receiver *rx, struct dmk_xfer_ep *ep)
-{
-    struct endpoint *known = rx->conf.ops->ep_user(ep);
+/* ---- endpoints -------------------------------------------------------------------------------- */
 
-    if (known) {
-        return known;
-    }
-    for (uint32_t i = 0; i < rx->conf.max_endpoints; i++) {
-        struct endpoint *e = &rx->endpoints[i];
-
-        if (!e->ep) {
-            *e = (struct endpoint){.ep = ep, .rx = rx, .heard_ns = rx->now_ns};
-            rx->conf.ops->ep_set_user(ep, e);
-            return e;
-        }
-    }
-    return NULL;
-}
-
-/* The newest incarnation of the worker is remembered; false when the one given is older. */
-static bool is_current(struct dmk_receiver *rx, uint64_t id, uint64_t incarnation)
-{
-    struct worker *slot = &rx->workers[0];
-
-    if (id == 0) {
-        return true; /* unnamed: nothing to compare with */
-    }
-    for (uint32_t i = 0; i < MAX_WORKERS; i++) {
-        struct worker *w = &rx->workers[i];
-
-        if (w->id == id) {
-            slot = w;
-            break;
-        }
-        if (w->id == 0 || (slot->id != 0 && w->heard_ns < slot->heard_ns)) {
-            slot = w; /* a free slot, or the one not heard of for longest */
-        }
-    }
-    if (slot->id == id && incarnation < slot->incarnation) {
-        return false;
-    }
-    *slot = (struct worker){id, incarnation, rx->now_ns};
-    return true;
-}
-
-/* ---- claimants --------------------------------------------------------------------------------
- */
-
-static void drop_claimant(struct dmk_receiver *rx, struct claimant *c)
-{
-    if (c && c->n_tickets == 0) {
-        if (c->watch) {
-            rx->conf.ops->watch_close(&c->watch);
-        }
-        *c = (struct claimant){0};
-    }
-}
-
-/* The claimant of that incarnation, with its watch open where the lane needs one; NULL when the
- * process cannot be watched or has ended. Drop it again when no ticket was bound to it. */
-static struct claimant *take_claimant(struct dmk_receiver *rx, const struct dmk_message *m)
-{
-    struct claimant *slot = NULL;
-
-    for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        struct claimant *c = &rx->claimants[i];
-
-        if (c->incarnation == m->from_incarnation) {
-            return c->watch && rx->conf.ops->watch_gone(c->watch) ? NULL : c;
-        }
-        if (c->incarnation == 0 && !slot) {
-            slot = c;
-        }
-    }
-    dmk_assert(slot); /* one for each ticket */
-    if (rx->direct) {
-        const struct dmk_bytes blob = {m->watch, m->watch_len};
-
-        if (rx->conf.ops->watch_open(rx->conf.xfer, blob, &slot->watch) < 0) {
-            return NULL;
-        }
-        if (rx->conf.ops->watch_gone(slot->watch)) {
-            rx->conf.ops->watch_close(&slot->watch);
-            return NULL;
-        }
-    }
-    slot->incarnation = m->from_incarnation;
-    return slot;
-}
-
-/* ---- endpoints --------------------------------------------------------------------------------
- */
-
-static void feed(struct dmk_receiver *rx, struct ticket *t, enum dmk_receive_event event,
+static void feed(struct dmk_receiver *rx, struct dmk_rx_ticket *t, enum dmk_receive_event event,
                  uint32_t guards, const struct cause *cause);
 
-static void on_endpoint_closed(void *ud, int status)
+void dmk_rx_endpoint_gone(struct dmk_receiver *rx, struct dmk_rx_endpoint *e)
 {
-    struct endpoint *e = ud;
-    struct dmk_receiver *rx = e->rx;
     const struct cause cause = {.why = DMK_RECEIVE_PEER_LOST};
 
-    (void)status; /* about our own puts: we have none */
-    e->ep = NULL;
     for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        struct ticket *t = &rx->tickets[i];
+        struct dmk_rx_ticket *t = &rx->tickets[i];
 
         if (t->state != DMK_RECEIVE_FORGOTTEN && t->endpoint == e) {
             t->endpoint = NULL;
@@ -242,15 +97,7 @@ static void on_endpoint_closed(void *ud, int status)
     }
 }
 
-static void close_endpoint(struct dmk_receiver *rx, struct endpoint *e)
-{
-    if (e && !e->closing) {
-        e->closing = true;
-        rx->conf.ops->ep_close(rx->conf.xfer, e->ep, on_endpoint_closed, e);
-    }
-}
-
-static void send_message(struct dmk_receiver *rx, struct endpoint *e, struct dmk_message *m)
+static void send_message(struct dmk_receiver *rx, struct dmk_rx_endpoint *e, struct dmk_message *m)
 {
     uint8_t raw[DMK_MESSAGE_MAX_BYTES];
 
@@ -294,7 +141,8 @@ static void reply(struct dmk_receiver *rx, const struct cause *cause, uint32_t a
 }
 
 /* Keeps what depends on the state: deadlines, the claimant's counts, the slot. */
-static void change_state(struct dmk_receiver *rx, struct ticket *t, enum dmk_receive_state next)
+static void change_state(struct dmk_receiver *rx, struct dmk_rx_ticket *t,
+                         enum dmk_receive_state next)
 {
     const enum dmk_receive_state last = t->state;
 
@@ -317,7 +165,7 @@ static void change_state(struct dmk_receiver *rx, struct ticket *t, enum dmk_rec
     default: /* READY, FORGOTTEN: nobody may write */
         if (t->claimant) {
             t->claimant->n_tickets--;
-            drop_claimant(rx, t->claimant);
+            dmk_rx_claimant_drop(rx, t->claimant);
         }
         t->claimant = NULL;
         t->endpoint = NULL;
@@ -325,7 +173,7 @@ static void change_state(struct dmk_receiver *rx, struct ticket *t, enum dmk_rec
     }
 }
 
-static void bind_claim(struct ticket *t, const struct cause *cause)
+static void bind_claim(struct dmk_rx_ticket *t, const struct cause *cause)
 {
     t->endpoint = cause->endpoint;
     t->claimant = cause->claimant;
@@ -334,7 +182,7 @@ static void bind_claim(struct ticket *t, const struct cause *cause)
     cause->endpoint->proven = true;
 }
 
-static void tell(struct dmk_receiver *rx, const struct ticket *was, uint32_t actions,
+static void tell(struct dmk_receiver *rx, const struct dmk_rx_ticket *was, uint32_t actions,
                  const struct cause *cause)
 {
     const struct dmk_receiver_events *ev = &rx->conf.events;
@@ -364,13 +212,13 @@ static void tell(struct dmk_receiver *rx, const struct ticket *was, uint32_t act
 }
 
 /* t may be NULL for a cookie that we do not know. The slot may be another's when this returns. */
-static void feed(struct dmk_receiver *rx, struct ticket *t, enum dmk_receive_event event,
+static void feed(struct dmk_receiver *rx, struct dmk_rx_ticket *t, enum dmk_receive_event event,
                  uint32_t guards, const struct cause *cause)
 {
     const enum dmk_receive_state state = t ? t->state : DMK_RECEIVE_FORGOTTEN;
     const struct dmk_receive_result r =
         dmk_receive_step(state, event, guards | (rx->direct ? DMK_RECEIVE_IF_DIRECT : 0));
-    struct ticket was = {0};
+    struct dmk_rx_ticket was = {0};
 
     if (!t) {
         reply(rx, cause, r.actions);
@@ -380,7 +228,7 @@ static void feed(struct dmk_receiver *rx, struct ticket *t, enum dmk_receive_eve
         bind_claim(t, cause);
     }
     if (r.actions & DMK_RECEIVE_DO_CLOSE_EP) {
-        close_endpoint(rx, t->endpoint);
+        dmk_rx_endpoint_close(rx, t->endpoint);
     }
     was = *t;
     change_state(rx, t, r.next);
@@ -396,7 +244,7 @@ int dmk_receiver_reserve(struct dmk_receiver *rx, uint64_t key, uint32_t n_pages
                          uint64_t now_ns, struct dmk_ticket *inout_ticket, struct dmk_error *reterr)
 {
     struct dmk_ticket *ticket = inout_ticket;
-    struct ticket *t = NULL;
+    struct dmk_rx_ticket *t = NULL;
     int r;
 
     rx->now_ns = now_ns;
@@ -426,7 +274,7 @@ int dmk_receiver_reserve(struct dmk_receiver *rx, uint64_t key, uint32_t n_pages
         return -DMK_EINVAL;
     }
     rx->next_generation++;
-    *t = (struct ticket){
+    *t = (struct dmk_rx_ticket){
         .state =
             dmk_receive_step(DMK_RECEIVE_FORGOTTEN, DMK_RECEIVE_EV_RESERVE, DMK_RECEIVE_IF_ROOM)
                 .next,
@@ -442,7 +290,7 @@ int dmk_receiver_reserve(struct dmk_receiver *rx, uint64_t key, uint32_t n_pages
 
 void dmk_receiver_cancel(struct dmk_receiver *rx, uint64_t key, uint64_t now_ns)
 {
-    struct ticket *t = find_key(rx, key);
+    struct dmk_rx_ticket *t = find_key(rx, key);
     const struct cause cause = {0};
 
     rx->now_ns = now_ns;
@@ -453,7 +301,7 @@ void dmk_receiver_cancel(struct dmk_receiver *rx, uint64_t key, uint64_t now_ns)
 
 void dmk_receiver_finish(struct dmk_receiver *rx, uint64_t key)
 {
-    struct ticket *t = find_key(rx, key);
+    struct dmk_rx_ticket *t = find_key(rx, key);
     const struct cause cause = {0};
 
     if (t) {
@@ -463,7 +311,7 @@ void dmk_receiver_finish(struct dmk_receiver *rx, uint64_t key)
 
 void dmk_receiver_closed_word(struct dmk_receiver *rx, struct dmk_id128 cookie, uint64_t now_ns)
 {
-    struct ticket *t = find_ticket(rx, cookie);
+    struct dmk_rx_ticket *t = find_ticket(rx, cookie);
     const struct cause cause = {.why = DMK_RECEIVE_PEER_FAIL};
 
     rx->now_ns = now_ns;
@@ -475,9 +323,10 @@ void dmk_receiver_closed_word(struct dmk_receiver *rx, struct dmk_id128 cookie, 
 /* ---- what the transport calls -----------------------------------------------------------------
  */
 
-static void handle_claim(struct dmk_receiver *rx, struct endpoint *e, const struct dmk_message *m)
+static void handle_claim(struct dmk_receiver *rx, struct dmk_rx_endpoint *e,
+                         const struct dmk_message *m)
 {
-    struct ticket *t = find_ticket(rx, m->cookie);
+    struct dmk_rx_ticket *t = find_ticket(rx, m->cookie);
     struct cause cause = {.endpoint = e, .message = m};
     uint32_t guards = 0;
 
@@ -485,10 +334,10 @@ static void handle_claim(struct dmk_receiver *rx, struct endpoint *e, const stru
         t = NULL;
     }
     if (t && t->state == DMK_RECEIVE_UNCLAIMED) {
-        cause.claimant = take_claimant(rx, m);
+        cause.claimant = dmk_rx_claimant_take(rx, m);
     }
     guards |= m->to_incarnation == rx->conf.incarnation ? DMK_RECEIVE_IF_D_EQUAL : 0;
-    guards |= is_current(rx, m->worker, m->from_incarnation) ? DMK_RECEIVE_IF_P_CURRENT : 0;
+    guards |= dmk_rx_is_current(rx, m->worker, m->from_incarnation) ? DMK_RECEIVE_IF_P_CURRENT : 0;
     guards |= cause.claimant ? DMK_RECEIVE_IF_WATCHED : 0;
     guards |= cause.claimant && cause.claimant->draining_pages < rx->conf.max_draining_pages
                   ? DMK_RECEIVE_IF_UNDER_BOUND
@@ -503,20 +352,20 @@ static void handle_claim(struct dmk_receiver *rx, struct endpoint *e, const stru
         cause.refusal = cause.claimant ? DMK_REPLY_DRAINING : DMK_REPLY_WATCH;
     }
     feed(rx, t, DMK_RECEIVE_EV_CLAIM, guards, &cause);
-    drop_claimant(rx, cause.claimant);
+    dmk_rx_claimant_drop(rx, cause.claimant);
 }
 
-static void handle_terminal(struct dmk_receiver *rx, struct endpoint *e,
+static void handle_terminal(struct dmk_receiver *rx, struct dmk_rx_endpoint *e,
                             const struct dmk_message *m)
 {
-    struct ticket *t = find_ticket(rx, m->cookie);
+    struct dmk_rx_ticket *t = find_ticket(rx, m->cookie);
     const struct cause cause = {
         .endpoint = e,
         .message = m,
         .why = m->ok ? DMK_RECEIVE_SHORT : DMK_RECEIVE_PEER_FAIL,
     };
     uint32_t guards = 0;
-    bool current = is_current(rx, m->worker, m->from_incarnation);
+    bool current = dmk_rx_is_current(rx, m->worker, m->from_incarnation);
 
     if (t && (t->generation != m->generation || m->to_incarnation != rx->conf.incarnation)) {
         t = NULL; /* it means another D, or another use of the pages: STALE */
@@ -537,7 +386,7 @@ bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struc
                           uint64_t now_ns)
 {
     struct dmk_message m;
-    struct endpoint *e;
+    struct dmk_rx_endpoint *e;
 
     if (rx->stopping) {
         return true;
@@ -548,7 +397,7 @@ bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struc
         m.from_incarnation == 0) {
         return false;
     }
-    e = take_endpoint(rx, ep);
+    e = dmk_rx_endpoint_take(rx, ep);
     if (!e) {
         dmk_log_debug("transfer endpoint refused, all %u are in use", rx->conf.max_endpoints);
         rx->conf.ops->ep_close(rx->conf.xfer, ep, NULL, NULL);
@@ -565,11 +414,11 @@ bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struc
 
 void dmk_receiver_ep_closed(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, uint64_t now_ns)
 {
-    struct endpoint *e = rx->conf.ops->ep_user(ep);
+    struct dmk_rx_endpoint *e = rx->conf.ops->ep_user(ep);
 
     rx->now_ns = now_ns;
     if (e) {
-        close_endpoint(rx, e); /* EP_GONE when that is complete */
+        dmk_rx_endpoint_close(rx, e); /* EP_GONE when that is complete */
     } else {
         rx->conf.ops->ep_close(rx->conf.xfer, ep, NULL, NULL);
     }
@@ -578,14 +427,20 @@ void dmk_receiver_ep_closed(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, uin
 /* ---- time -------------------------------------------------------------------------------------
  */
 
-static void tick_ticket(struct dmk_receiver *rx, struct ticket *t)
+static void tick_ticket(struct dmk_receiver *rx, struct dmk_rx_ticket *t)
 {
     const bool due = rx->now_ns >= t->due_ns;
     struct cause cause = {0};
 
-    if (t->claimant && t->claimant->watch && rx->conf.ops->watch_gone(t->claimant->watch)) {
+    if (dmk_rx_claimant_gone(rx, t->claimant)) {
+        /* A message of the dead may still lie in our buffers, and so would a put that fell back to being
+         * emulated: the endpoint is closed first, then the end of the process counts. */
         cause.why = DMK_RECEIVE_PEER_LOST;
-        feed(rx, t, DMK_RECEIVE_EV_PROCESS_GONE, 0, &cause);
+        if (t->endpoint) {
+            dmk_rx_endpoint_close(rx, t->endpoint);
+        } else {
+            feed(rx, t, DMK_RECEIVE_EV_PROCESS_GONE, 0, &cause);
+        }
     } else if (due && t->state == DMK_RECEIVE_UNCLAIMED) {
         cause.why = DMK_RECEIVE_EXPIRED;
         feed(rx, t, DMK_RECEIVE_EV_EXPIRY, 0, &cause);
@@ -601,16 +456,6 @@ static void tick_ticket(struct dmk_receiver *rx, struct ticket *t)
     }
 }
 
-static bool is_endpoint_needed(const struct dmk_receiver *rx, const struct endpoint *e)
-{
-    for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        if (rx->tickets[i].state != DMK_RECEIVE_FORGOTTEN && rx->tickets[i].endpoint == e) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void dmk_receiver_tick(struct dmk_receiver *rx, uint64_t now_ns)
 {
     rx->now_ns = now_ns;
@@ -619,15 +464,7 @@ void dmk_receiver_tick(struct dmk_receiver *rx, uint64_t now_ns)
             tick_ticket(rx, &rx->tickets[i]);
         }
     }
-    for (uint32_t i = 0; i < rx->conf.max_endpoints; i++) {
-        struct endpoint *e = &rx->endpoints[i];
-        const uint64_t bound = e->proven ? IDLE_NS : UNPROVEN_NS;
-
-        if (e->ep && !e->closing && now_ns > e->heard_ns && now_ns - e->heard_ns > bound &&
-            !is_endpoint_needed(rx, e)) {
-            close_endpoint(rx, e);
-        }
-    }
+    dmk_rx_endpoints_tidy(rx);
 }
 
 struct dmk_receiver_stats dmk_receiver_stats(const struct dmk_receiver *rx)
@@ -635,7 +472,7 @@ struct dmk_receiver_stats dmk_receiver_stats(const struct dmk_receiver *rx)
     struct dmk_receiver_stats s = rx->stats;
 
     for (uint32_t i = 0; i < rx->conf.max_tickets; i++) {
-        const struct ticket *t = &rx->tickets[i];
+        const struct dmk_rx_ticket *t = &rx->tickets[i];
 
         s.n_unclaimed += t->state == DMK_RECEIVE_UNCLAIMED;
         s.n_claimed += t->state == DMK_RECEIVE_CLAIMED;
@@ -661,7 +498,7 @@ void dmk_receiver_free(struct dmk_receiver **rx_ref)
     }
     rx->stopping = true;
     for (uint32_t i = 0; i < rx->conf.max_endpoints; i++) {
-        close_endpoint(rx, rx->endpoints[i].ep ? &rx->endpoints[i] : NULL);
+        dmk_rx_endpoint_close(rx, rx->endpoints[i].ep ? &rx->endpoints[i] : NULL);
     }
     while (open) {
         open = false;

@@ -1,4 +1,4 @@
-/* What the files of the UCX transport share: ucx.c owns the node and its endpoints, ucx_mem.c memory, keys,
+/* What the files of the UCX transport share: ucx.c owns the node and messages, ucx_ep.c endpoints, ucx_mem.c memory, keys,
  * puts and flushes, ucx_conf.c configuration and addresses. The only files that see <ucp/api/ucp.h>. */
 #pragma once
 
@@ -129,3 +129,16 @@ int ucx_put(struct dmk_xfer_ep *ep, struct dmk_xfer_mem *mem, const void *src, s
 int ucx_flush(struct dmk_xfer_ep *ep, dmk_xfer_done_fn done, void *ud);
 /* Calls back operations that have ended; returns how many. */
 unsigned ucx_ops_drain(struct ucx_node *node);
+
+/* ucx_ep.c */
+int ucx_ep_connect(struct dmk_xfer *x, struct dmk_bytes address, struct dmk_xfer_ep **ret,
+                   struct dmk_error *reterr);
+void ucx_ep_close(struct dmk_xfer *x, struct dmk_xfer_ep *ep, dmk_xfer_done_fn done, void *ud);
+void ucx_ep_begin_close(struct ucx_ep *ep, dmk_xfer_done_fn done, void *ud);
+void ucx_ep_on_connection(ucp_conn_request_h request, void *node);
+/* Parts of a node's progress; the counts are of events. Closings start before the worker moves on, so that
+ * nothing more comes in on them. */
+void ucx_eps_start_closings(struct ucx_node *node);
+unsigned ucx_eps_accept(struct ucx_node *node);
+unsigned ucx_eps_tell_broken(struct ucx_node *node);
+unsigned ucx_eps_finish_closings(struct ucx_node *node);
