@@ -1,14 +1,15 @@
 /* API dialects: a request body to a `dmk_ask`, events of the answer to bytes.
  *
- * A dialect never sees a token id and a chat format never sees a body, so N formats and M dialects are
- * N + M pieces of code. A dialect is a const struct in the static array of api.c; adding one touches
- * nothing else.
+ * A dialect never sees a token id and a chat format never sees a body, so N formats and M dialects
+ * are N + M pieces of code. A dialect is a const struct in the static array of api.c; adding one
+ * touches nothing else.
  *
- * parse runs on a pool thread and has no state. A reply is the state of one answer; it lives on the loop
- * and hands finished frames to its sink: over HTTP a frame is one server-sent event (or the whole body
- * when the client did not ask for a stream), over gRPC one message. The order of calls: prompt (echo
- * only), any number of event and choice_end (once for each choice, no event of that choice after it), end.
- * A failure before the first frame is told by `error`; one after it too, as the last frame. */
+ * parse runs on a pool thread and has no state. A reply is the state of one answer; it lives on the
+ * loop and hands finished frames to its sink: over HTTP a frame is one server-sent event (or the
+ * whole body when the client did not ask for a stream), over gRPC one message. The order of calls:
+ * prompt (echo only), any number of event and choice_end (once for each choice, no event of that
+ * choice after it), end. A failure before the first frame is told by `error`; one after it too, as
+ * the last frame. */
 #pragma once
 
 #include "common/base/clock.h"

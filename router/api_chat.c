@@ -1,7 +1,8 @@
 /* Chat Completions: the body of POST /v1/chat/completions to a conversation.
  *
- * Pure, on a pool thread. The answer's form is in api_chat_out.c. What a client sends but this server can
- * not honour is refused by name; fields that nobody knows are ignored, so that newer clients work. */
+ * Pure, on a pool thread. The answer's form is in api_chat_out.c. What a client sends but this
+ * server can not honour is refused by name; fields that nobody knows are ignored, so that newer
+ * clients work. */
 #include "router/api_chat.h"
 
 #include <stdio.h>
@@ -85,7 +86,8 @@ static int too_big(struct parse *p)
                        p->limits->max_conv_bytes);
 }
 
-/* Content as a string or a list of text parts, joined. Returns 1 when it is there, 0 when absent. */
+/* Content as a string or a list of text parts, joined. Returns 1 when it is there, 0 when absent.
+ * */
 static int read_content(struct parse *p, const json_t *msg, const char *at, struct dmk_str *ret)
 {
     const json_t *v = dmk_field_get(msg, "content");

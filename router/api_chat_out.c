@@ -1,8 +1,8 @@
 /* Chat Completions: events to chunks of a stream or to one whole body.
  *
  * One reply for each request, on the loop. In a stream every event is one chunk; whole answers are
- * gathered for each choice and written at the end. Both say the same: the deltas of a field joined are the
- * field. */
+ * gathered for each choice and written at the end. Both say the same: the deltas of a field joined
+ * are the field. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/base/assert.h"

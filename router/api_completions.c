@@ -1,8 +1,8 @@
 /* Completions: raw prompts, text or token ids, in and text out (POST /v1/completions).
  *
- * The second dialect: it keeps api.h honest. parse is pure and runs on a pool thread; a reply lives on the
- * loop. Prompt text is encoded as ordinary text: spellings of control tokens stay text. Who wants control
- * tokens gives ids. */
+ * The second dialect: it keeps api.h honest. parse is pure and runs on a pool thread; a reply lives
+ * on the loop. Prompt text is encoded as ordinary text: spellings of control tokens stay text. Who
+ * wants control tokens gives ids. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/base/assert.h"

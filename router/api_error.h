@@ -1,7 +1,7 @@
 /* What a client is told when its request fails, free of any dialect's form.
  *
- * A client's fault is never a 5xx and a failure is never a 200. The sentence may quote the request, cut
- * and with control characters replaced; it never holds raw bytes of a body. */
+ * A client's fault is never a 5xx and a failure is never a 200. The sentence may quote the request,
+ * cut and with control characters replaced; it never holds raw bytes of a body. */
 #pragma once
 
 #include "common/base/buf.h"
@@ -26,7 +26,8 @@ int dmk_api_bad_code(struct dmk_api_error *reterr, const char *code, const char 
 int dmk_api_fail(struct dmk_api_error *reterr, unsigned status, const char *code, const char *fmt,
                  ...) __attribute__((format(printf, 4, 5)));
 
-/* Copies at most 64 bytes of outside text into ret, whole characters, control characters and quotes as '?'. */
+/* Copies at most 64 bytes of outside text into ret, whole characters, control characters and quotes
+ * as '?'. */
 const char *dmk_api_quote(struct dmk_str text, char ret[68]);
 
 /* {"error":{"message":...,"type":...,"param":...,"code":...}} */

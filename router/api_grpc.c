@@ -1,7 +1,7 @@
 /* The conversation as gRPC messages (proto/damask_frontend.proto): one more dialect, no HTTP in it.
  *
- * parse is pure and runs on a pool thread; a reply lives on the loop. A frame is one ChatEvent. Bounds and
- * defaults are those of the Chat Completions dialect. */
+ * parse is pure and runs on a pool thread; a reply lives on the loop. A frame is one ChatEvent.
+ * Bounds and defaults are those of the Chat Completions dialect. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

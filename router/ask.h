@@ -1,8 +1,8 @@
 /* What a client asks for, free of any API dialect.
  *
- * A dialect's parse fills it on a pool thread; the request that owns it reads it on the loop afterwards.
- * Either `conv` is set (a conversation, rendered by the chat format) or it is NULL and the prompt is raw:
- * `text` to be encoded, or ids that stand in `prompt` already. */
+ * A dialect's parse fills it on a pool thread; the request that owns it reads it on the loop
+ * afterwards. Either `conv` is set (a conversation, rendered by the chat format) or it is NULL and
+ * the prompt is raw: `text` to be encoded, or ids that stand in `prompt` already. */
 #pragma once
 
 #include "common/base/buf.h"

@@ -1,8 +1,8 @@
 /* Reading of request bodies: typed fields with bounds, and failures that name the field's path.
  *
- * What the JSON dialects share is here too: sampling parameters, limits, stop strings. Pure but for the
- * ask that is filled; runs on pool threads. `prefix` is the path of obj with its dot ("stream_options.")
- * or "". Absent and null fields leave *ret untouched and are no failure. */
+ * What the JSON dialects share is here too: sampling parameters, limits, stop strings. Pure but for
+ * the ask that is filled; runs on pool threads. `prefix` is the path of obj with its dot
+ * ("stream_options.") or "". Absent and null fields leave *ret untouched and are no failure. */
 #pragma once
 
 #include "common/json/json.h"
@@ -34,6 +34,7 @@ struct dmk_field_refused {
 int dmk_fields_refuse(const json_t *root, const struct dmk_field_refused *refused, size_t n,
                       struct dmk_api_error *reterr);
 
-/* model, stream, stream_options, n, seed, temperature ... stop, logit_bias: as both dialects have them. */
+/* model, stream, stream_options, n, seed, temperature ... stop, logit_bias: as both dialects have
+ * them. */
 int dmk_fields_common(const json_t *root, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                       struct dmk_api_error *reterr);

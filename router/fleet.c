@@ -115,7 +115,12 @@ static void on_closed(void *ud, struct dmk_rpc_stream *stream, enum dmk_rpc_code
     }
 }
 
-/* Why a hello does not fit, or NULL. */
+static bool has_model(const struct dmk_worker *w, const Damask__V1__WorkerHello *h)
+{
+    return w->model_id.hi == h->model_id_hi && w->model_id.lo == h->model_id_lo;
+}
+
+/* Why a hello does not fit, or NULL. The first decode worker that is up says which model it is. */
 static const char *check_hello(const struct dmk_worker *w, const Damask__V1__WorkerHello *h)
 {
     const struct dmk_fleet *fleet = w->fleet;
@@ -130,9 +135,8 @@ static const char *check_hello(const struct dmk_worker *w, const Damask__V1__Wor
     for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
         const struct dmk_worker *other = fleet->workers[i];
 
-        if (other && other->up &&
-            (other->model_id.hi != h->model_id_hi || other->model_id.lo != h->model_id_lo)) {
-            return "its model is not the one of the workers that are up";
+        if (other && other->up && other->role == DMK_WORKER_DECODE && !has_model(other, h)) {
+            return "its model is not the one of the decode workers that are up";
         }
     }
     return NULL;
@@ -148,6 +152,14 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
         dmk_counter_add(fleet->conf.stats->hello_refused, 1);
         dmk_rpc_cancel(w->stream);
         return;
+    }
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && w->role == DMK_WORKER_DECODE; i++) {
+        struct dmk_worker *p = fleet->workers[i];
+
+        if (p && p->up && p->role == DMK_WORKER_PREFILL && !has_model(p, h)) {
+            note_failure(p, "its model is not the one of the decode workers that are up", true);
+            dmk_rpc_cancel(p->stream);
+        }
     }
     dmk_timer_stop(w->timer);
     w->up = true;

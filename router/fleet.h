@@ -1,10 +1,11 @@
 /* The workers of this router: who is there, what they hold, what they say.
  *
- * Addresses come as lists; a host name is looked up again and again and stands for all its addresses. Each
- * address has one Connect stream, opened again with a growing pause when it ends. A worker counts as up
- * from its hello on, if that fits (protocol version, role, the model of the workers that are up). The end
- * of a stream is the end of that worker for every request on it. `quiet?` and `closed` words between
- * workers are passed on by incarnation, without any state of requests. Owner: the loop. */
+ * Addresses come as lists; a host name is looked up again and again and stands for all its
+ * addresses. Each address has one Connect stream, opened again with a growing pause when it ends. A
+ * worker counts as up from its hello on, if that fits (protocol version, role, the model of the
+ * workers that are up). The end of a stream is the end of that worker for every request on it.
+ * `quiet?` and `closed` words between workers are passed on by incarnation, without any state of
+ * requests. Owner: the loop. */
 #pragma once
 
 #include "common/base/hash.h"
@@ -100,5 +101,6 @@ const char *dmk_fleet_model_name(const struct dmk_fleet *fleet);
 /* Smallest context of the decode workers that are up; 0 = none is. */
 uint32_t dmk_fleet_max_context(const struct dmk_fleet *fleet);
 
-/* Fills in the incarnation and sends. -DMK_EPEER when the stream is gone (on_down comes or has come). */
+/* Fills in the incarnation and sends. -DMK_EPEER when the stream is gone (on_down comes or has
+ * come). */
 int dmk_worker_send(struct dmk_worker *worker, Damask__V1__RouterMessage *message);

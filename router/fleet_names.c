@@ -1,7 +1,8 @@
-/* Host names of workers: looked up on the pool, again and again; a name stands for all its addresses.
+/* Host names of workers: looked up on the pool, again and again; a name stands for all its
+ * addresses.
  *
- * An address that vanished from a name is not dialled any more; a stream that is open goes on until it
- * ends. A look-up that fails changes nothing. */
+ * An address that vanished from a name is not dialled any more; a stream that is open goes on until
+ * it ends. A look-up that fails changes nothing. */
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <stdio.h>

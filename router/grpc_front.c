@@ -1,6 +1,7 @@
 /* The gRPC side: calls of damask.v1.Frontend to requests, frames to messages. Loop only.
  *
- * A call is freed when both its stream has closed and its request has ended, whichever comes first. */
+ * A call is freed when both its stream has closed and its request has ended, whichever comes first.
+ * */
 #include <stdlib.h>
 #include "proto/damask_frontend.pb-c.h"
 #include "router/router.h"

@@ -1,8 +1,8 @@
 /* The HTTP side: paths to handlers, dialects to requests, frames to bodies and server-sent events.
  *
- * Loop only. An answer lives from a request's start to the one call of done, fail or release; the client's
- * leaving comes from the HTTP server later than the call that caused it, never within. Bytes of one batch
- * of worker events go out in one write. */
+ * Loop only. An answer lives from a request's start to the one call of done, fail or release; the
+ * client's leaving comes from the HTTP server later than the call that caused it, never within.
+ * Bytes of one batch of worker events go out in one write. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/base/assert.h"
@@ -423,4 +423,13 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
                        dmk_api_quote(dmk_http_path(req), quoted));
     respond_error(req, &error, NULL);
+}
+
+void dmk_http_front_on_error(void *ud, unsigned status, const char *sentence, struct dmk_buf *body)
+{
+    struct dmk_api_error error;
+
+    (void)ud;
+    (void)dmk_api_fail(&error, status, NULL, "%s", sentence);
+    dmk_api_error_json(&error, body);
 }

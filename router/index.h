@@ -1,7 +1,8 @@
 /* Which worker holds which prefix: block hashes as the workers publish them.
  *
- * A table of fixed size, eight entries a set; when a set is full the entry that was looked at longest ago
- * goes. It is a hint for affinity only: the worker's own answer is the truth. Owner: the loop. */
+ * A table of fixed size, eight entries a set; when a set is full the entry that was looked at
+ * longest ago goes. It is a hint for affinity only: the worker's own answer is the truth. Owner:
+ * the loop. */
 #pragma once
 
 #include "common/base/hash.h"
@@ -21,6 +22,7 @@ void dmk_index_clear_worker(struct dmk_index *index, uint32_t worker);
 uint64_t dmk_index_find(struct dmk_index *index, struct dmk_id128 hash);
 size_t dmk_index_n_blocks(const struct dmk_index *index);
 
-/* Walks the chain of ids from root and raises ret_tokens[w] to the longest prefix that worker w holds. */
+/* Walks the chain of ids from root and raises ret_tokens[w] to the longest prefix that worker w
+ * holds. */
 void dmk_index_match(struct dmk_index *index, struct dmk_id128 root, const uint32_t *ids,
                      size_t n_ids, uint32_t ret_tokens[DMK_INDEX_MAX_WORKERS]);

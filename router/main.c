@@ -1,7 +1,7 @@
 /* damask-router: wiring only. Builds the objects, runs the loop, tears down in reverse.
  *
- * SIGTERM and SIGINT: readiness goes off at once, no new requests are taken, running ones have the drain
- * limit to end, then the loop stops. A second signal stops at once. */
+ * SIGTERM and SIGINT: readiness goes off at once, no new requests are taken, running ones have the
+ * drain limit to end, then the loop stops. A second signal stops at once. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
@@ -104,6 +104,7 @@ static int start_http(struct program *p, struct dmk_error *reterr)
         .idle_timeout_ms = (uint32_t)p->conf.idle_timeout_ms,
         .request_timeout_ms = (uint32_t)p->conf.read_timeout_ms,
         .on_request = dmk_http_front_on_request,
+        .on_error = dmk_http_front_on_error,
         .ud = &p->http_front,
     };
     int rc;

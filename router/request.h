@@ -20,9 +20,9 @@
  *        v
  *       done
  *
- * The client may leave in any state: both workers are told to cancel. A retry first cancels the old attempt
- * at both workers; every event carries (request, attempt) and those of older attempts are dropped. After
- * the first token there is no retry. */
+ * The client may leave in any state: both workers are told to cancel. A retry first cancels the old
+ * attempt at both workers; every event carries (request, attempt) and those of older attempts are
+ * dropped. After the first token there is no retry. */
 #pragma once
 
 #include "common/loop/loop.h"
@@ -34,8 +34,8 @@
 struct dmk_requests; /* all of them */
 struct dmk_request;
 
-/* Where an answer goes. begin comes first, once the body is understood; then frames and flushes; then
- * exactly one of done, fail and release, after which nothing comes any more. */
+/* Where an answer goes. begin comes first, once the body is understood; then frames and flushes;
+ * then exactly one of done, fail and release, after which nothing comes any more. */
 struct dmk_front {
     void (*begin)(void *ud, bool stream);
     void (*frame)(void *ud, const char *event, struct dmk_bytes payload);

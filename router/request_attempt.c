@@ -1,14 +1,13 @@
 /* Requests and workers: admission, reservation, prefill, events, failures. On the loop.
  *
- * An attempt is one Generate and what follows from it. Its number stands in every message; what comes back
- * with another number, or from another worker than the attempt's, is dropped and counted. */
+ * An attempt is one Generate and what follows from it. Its number stands in every message; what
+ * comes back with another number, or from another worker than the attempt's, is dropped and
+ * counted. */
 #include <stdio.h>
 #include "common/base/assert.h"
-#include "common/base/blocks.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "router/request_internal.h"
-#include "router/route.h"
 
 /* What a reservation covers of the answer; D grows beyond it by itself. */
 #define RESERVE_TOKENS 1024
@@ -20,37 +19,13 @@ static uint64_t now_ns(const struct dmk_requests *all)
     return dmk_loop_now_ns(all->conf.loop);
 }
 
-static Damask__V1__RequestId make_id(const struct dmk_request *r)
-{
-    Damask__V1__RequestId id = DAMASK__V1__REQUEST_ID__INIT;
-
-    id.hi = r->id.hi;
-    id.lo = r->id.lo;
-    id.attempt = r->attempt;
-    return id;
-}
-
-static void send_cancel(struct dmk_request *r, struct dmk_worker *w)
-{
-    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
-    Damask__V1__Cancel cancel = DAMASK__V1__CANCEL__INIT;
-    Damask__V1__RequestId id = make_id(r);
-
-    cancel.id = &id;
-    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_CANCEL;
-    m.cancel = &cancel;
-    if (w && w->up) {
-        (void)dmk_worker_send(w, &m); /* a worker that is gone has cancelled by itself */
-    }
-}
-
 void dmk_request__leave_workers(struct dmk_request *r, bool tell)
 {
     struct dmk_requests *all = r->all;
 
     if (tell) {
-        send_cancel(r, r->d);
-        send_cancel(r, r->p);
+        dmk_request__send_cancel(r, r->d);
+        dmk_request__send_cancel(r, r->p);
     }
     if (r->d) {
         dmk_assert(r->d->n_requests > 0 && r->d->n_tokens >= r->d_tokens);
@@ -139,166 +114,6 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
     }
 }
 
-/* ---------------------------------------------------------------- choosing workers */
-
-/* Prefixes of this prompt by worker; workers of one numerics share a chain of hashes. */
-static void match_prefixes(struct dmk_request *r, uint32_t ret_tokens[DMK_INDEX_MAX_WORKERS])
-{
-    struct dmk_worker *const *workers = dmk_fleet_workers(r->all->fleet);
-    struct dmk_index *index = dmk_fleet_index(r->all->fleet);
-    const struct dmk_bytes salt = {(const uint8_t *)r->ask.cache_salt, strlen(r->ask.cache_salt)};
-    const char *seen[4];
-    size_t n_seen = 0;
-
-    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && n_seen < 4; i++) {
-        bool known = !workers[i] || !workers[i]->up;
-
-        for (size_t k = 0; k < n_seen && !known; k++) {
-            known = strcmp(seen[k], workers[i]->numerics) == 0;
-        }
-        if (!known) {
-            seen[n_seen++] = workers[i]->numerics;
-            /* The last prompt token is always computed, so the block that it ends does not count. */
-            dmk_index_match(index, dmk_block_root(workers[i]->numerics, salt), r->ask.prompt.data,
-                            r->ask.prompt.len - 1, ret_tokens);
-        }
-    }
-}
-
-static uint64_t load_of(const struct dmk_worker *w)
-{
-    uint64_t reported = w->load.tokens_waiting;
-
-    if (!w->has_load) {
-        return w->n_tokens;
-    }
-    if (w->role == DMK_WORKER_DECODE) {
-        reported += (uint64_t)(w->load.full_pages_total - w->load.full_pages_free) * w->page_tokens;
-    }
-    return reported > w->n_tokens ? reported : w->n_tokens;
-}
-
-static struct dmk_worker *pick(struct dmk_request *r, enum dmk_worker_role role,
-                               const struct dmk_worker *fits)
-{
-    struct dmk_requests *all = r->all;
-    struct dmk_worker *const *workers = dmk_fleet_workers(all->fleet);
-    struct dmk_route_worker view[DMK_FLEET_MAX_WORKERS];
-    uint32_t prefixes[DMK_INDEX_MAX_WORKERS] = {0};
-    const struct dmk_route_ask ask = {
-        .prompt_tokens = (uint32_t)r->ask.prompt.len,
-        .room_tokens = role == DMK_WORKER_DECODE ? r->ask.prompt.len : 0,
-        .turn = all->turn++,
-    };
-    const uint64_t now = now_ns(all);
-    bool others = false;
-    int best;
-
-    match_prefixes(r, prefixes);
-    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
-        const struct dmk_worker *w = workers[i];
-
-        view[i] = (struct dmk_route_worker){0};
-        if (!w || w->role != role || !w->up || w->draining || w->full_until_ns > now) {
-            continue;
-        }
-        if (fits && !all->conf.conf->mixed_numerics && strcmp(fits->numerics, w->numerics) != 0) {
-            continue;
-        }
-        view[i].usable = true;
-        view[i].load_tokens = load_of(w);
-        view[i].prefix_tokens = prefixes[w->slot];
-        view[i].free_tokens = role == DMK_WORKER_DECODE && w->has_load
-                                  ? (uint64_t)w->load.full_pages_free * w->page_tokens
-                                  : UINT64_MAX;
-        others = others || w->incarnation != r->avoid[role];
-    }
-    /* A worker that failed this request is taken again only when there is no other. */
-    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && others; i++) {
-        if (view[i].usable && workers[i]->incarnation == r->avoid[role]) {
-            view[i].usable = false;
-        }
-    }
-    best = dmk_route_pick(view, DMK_FLEET_MAX_WORKERS, &ask);
-    return best < 0 ? NULL : workers[best];
-}
-
-/* ---------------------------------------------------------------- sending */
-
-static int send_generate(struct dmk_request *r)
-{
-    struct dmk_ask *ask = &r->ask;
-    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
-    Damask__V1__Generate g = DAMASK__V1__GENERATE__INIT;
-    Damask__V1__Sampling s = DAMASK__V1__SAMPLING__INIT;
-    Damask__V1__RequestId id = make_id(r);
-    uint32_t stop_ids[DMK_ASK_MAX_STOP_IDS + 16];
-    uint32_t bias_ids[DMK_ASK_MAX_BIAS];
-    float bias_values[DMK_ASK_MAX_BIAS];
-
-    for (size_t i = 0; i < r->format->n_stop_ids && g.n_stop_ids < 16; i++) {
-        stop_ids[g.n_stop_ids++] = r->format->stop_ids[i];
-    }
-    for (size_t i = 0; i < ask->n_stop_ids; i++) {
-        stop_ids[g.n_stop_ids++] = ask->stop_ids[i];
-    }
-    for (size_t i = 0; i < ask->n_bias; i++) {
-        bias_ids[i] = ask->bias[i].id;
-        bias_values[i] = ask->bias[i].value;
-    }
-    s.temperature = ask->temperature;
-    s.top_p = ask->top_p;
-    s.top_k = ask->top_k;
-    s.min_p = ask->min_p;
-    s.frequency_penalty = ask->frequency_penalty;
-    s.presence_penalty = ask->presence_penalty;
-    s.repetition_penalty = ask->repetition_penalty;
-    s.seed = ask->seed;
-    s.n_bias_ids = s.n_bias_values = ask->n_bias;
-    s.bias_ids = bias_ids;
-    s.bias_values = bias_values;
-    s.logprobs = ask->logprobs;
-    s.top_logprobs = ask->top_logprobs;
-    g.id = &id;
-    g.n_prompt = ask->prompt.len;
-    g.prompt = ask->prompt.data;
-    g.sampling = &s;
-    g.max_tokens = r->max_tokens;
-    g.min_tokens = ask->min_tokens;
-    g.stop_ids = stop_ids;
-    g.ignore_eos = ask->ignore_eos;
-    g.n = ask->n;
-    g.cache_salt = (ProtobufCBinaryData){strlen(ask->cache_salt), (uint8_t *)ask->cache_salt};
-    g.priority = ask->priority;
-    g.traceparent = r->traceparent;
-    g.request_id = r->request_id;
-    g.echo_logprobs = ask->echo && ask->logprobs;
-    g.force_local = r->forced_local;
-    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_GENERATE;
-    m.generate = &g;
-    return dmk_worker_send(r->d, &m);
-}
-
-static int send_prefill(struct dmk_request *r, const Damask__V1__Reserved *reserved)
-{
-    struct dmk_ask *ask = &r->ask;
-    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
-    Damask__V1__Prefill p = DAMASK__V1__PREFILL__INIT;
-    Damask__V1__RequestId id = make_id(r);
-
-    p.id = &id;
-    p.n_prompt = ask->prompt.len;
-    p.prompt = ask->prompt.data;
-    p.ticket = reserved->ticket;
-    p.cache_salt = (ProtobufCBinaryData){strlen(ask->cache_salt), (uint8_t *)ask->cache_salt};
-    p.priority = ask->priority;
-    p.traceparent = r->traceparent;
-    p.request_id = r->request_id;
-    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_PREFILL;
-    m.prefill = &p;
-    return dmk_worker_send(r->p, &m);
-}
-
 /* ---------------------------------------------------------------- admission */
 
 /* Fails the request when its tokens can not fit into the context; else sets max_tokens. */
@@ -357,7 +172,7 @@ static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forc
     r->step_deadline_ns =
         r->timeline.dispatched_ns + all->conf.conf->reserve_timeout_ms * DMK_NS_PER_MS;
     dmk_log_debug("req=%s attempt %u goes to worker=%s", r->request_id, r->attempt, d->id);
-    if (send_generate(r) < 0) {
+    if (dmk_request__send_generate(r) < 0) {
         dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "its decode worker is gone", 0);
     }
 }
@@ -384,11 +199,11 @@ static bool admit(struct dmk_request *r)
         all->tokens_in_flight + r->ask.prompt.len > conf->max_tokens_in_flight) {
         return false;
     }
-    d = pick(r, DMK_WORKER_DECODE, NULL);
+    d = dmk_request__pick(r, DMK_WORKER_DECODE, NULL);
     if (!d) {
         return false;
     }
-    has_p = pick(r, DMK_WORKER_PREFILL, d) != NULL;
+    has_p = dmk_request__pick(r, DMK_WORKER_PREFILL, d) != NULL;
     if (!has_p && !conf->local_prefill) {
         return false;
     }
@@ -432,7 +247,7 @@ static void take_reserved(struct dmk_request *r, const Damask__V1__Reserved *e)
         dmk_counter_add(r->forced_local ? stats->prefill_forced : stats->prefill_local, 1);
         return;
     }
-    r->p = pick(r, DMK_WORKER_PREFILL, r->d);
+    r->p = dmk_request__pick(r, DMK_WORKER_PREFILL, r->d);
     if (!r->p) {
         dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "no prefill worker is to be had", 0);
         return;
@@ -443,7 +258,7 @@ static void take_reserved(struct dmk_request *r, const Damask__V1__Reserved *e)
     (void)snprintf(r->p_name, sizeof(r->p_name), "%s", r->p->id);
     r->p->n_requests++;
     r->p->n_tokens += left;
-    if (send_prefill(r, e) < 0) {
+    if (dmk_request__send_prefill(r, e) < 0) {
         dmk_request__fail_attempt(r, DMK_CAUSE_PEER, "its prefill worker is gone", 0);
     }
 }

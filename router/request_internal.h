@@ -1,5 +1,6 @@
-/* What the files of the request share: request.c (life), request_attempt.c (workers), request_output.c
- * (tokens to events), request_render.c (the job on the pool). */
+/* What the files of the request share: request.c (life), request_attempt.c (workers),
+ * request_pick.c (which), request_send.c (messages), request_output.c (tokens to events),
+ * request_render.c (the job on the pool). */
 #pragma once
 
 #include "common/base/list.h"
@@ -133,6 +134,18 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
                                uint32_t retry_after_ms);
 /* Tells both workers (when tell) and leaves their accounts. */
 void dmk_request__leave_workers(struct dmk_request *r, bool tell);
+
+/* ---- request_pick.c */
+/* The best worker of a role that may take the request now; fits: whose numerics it must have, or
+ * NULL. NULL: none. */
+struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role role,
+                                     const struct dmk_worker *fits);
+
+/* ---- request_send.c */
+int dmk_request__send_generate(struct dmk_request *r);
+int dmk_request__send_prefill(struct dmk_request *r, const Damask__V1__Reserved *reserved);
+/* w may be NULL or gone: then nothing is sent. */
+void dmk_request__send_cancel(struct dmk_request *r, struct dmk_worker *w);
 
 /* ---- request_output.c */
 int dmk_request__output_init(struct dmk_request *r);

@@ -1,8 +1,8 @@
 /* Token ids of a request to events of its answer: parser, stop strings, log-probabilities.
  *
- * On the loop. A choice ends when its worker says so, or when this file cuts it: at a stop string in the
- * visible content, or after its first tool call where only one is wanted. What comes for it later is
- * dropped; when all choices have ended the request is complete. */
+ * On the loop. A choice ends when its worker says so, or when this file cuts it: at a stop string
+ * in the visible content, or after its first tool call where only one is wanted. What comes for it
+ * later is dropped; when all choices have ended the request is complete. */
 #include <stdlib.h>
 #include "common/text/utf8.h"
 #include "router/request_internal.h"
@@ -98,7 +98,6 @@ static void emit(struct dmk_choice *c, const struct dmk_event *event, const stru
 {
     struct dmk_request *r = c->request;
 
-    send_echo(c);
     r->dialect->event(r->reply, c->index, event, lps, n_lps);
 }
 
@@ -321,6 +320,7 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
     if (t->first_index != c->n_tokens) {
         return false;
     }
+    send_echo(c);
     for (size_t i = 0; i < t->n_ids && !c->ended; i++) {
         c->n_tokens++;
         r->n_output++;

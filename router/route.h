@@ -1,7 +1,8 @@
 /* Which worker takes a request: a pure function over a snapshot.
  *
- * The cost of a worker is the tokens of work that it has already plus the prompt tokens that it would have
- * to compute; the cheapest wins. A worker without room comes after all that have room. */
+ * The cost of a worker is the tokens of work that it has already plus the prompt tokens that it
+ * would have to compute; the cheapest wins. A worker without room comes after all that have room.
+ * */
 #pragma once
 
 #include <stdbool.h>

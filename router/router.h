@@ -14,10 +14,11 @@ struct dmk_router {
     int64_t started_unix_s;
 };
 
-/* May serve: a decode worker is up, and a prefill worker too unless decode workers may do its work. */
+/* May serve: a decode worker is up, and a prefill worker too unless decode workers may do its work.
+ * */
 bool dmk_router_is_ready(const struct dmk_router *router);
-/* True when no keys are asked for, or text ("Bearer ...", data NULL = none sent) holds one. Takes the same
- * time whatever the keys are. */
+/* True when no keys are asked for, or text ("Bearer ...", data NULL = none sent) holds one. Takes
+ * the same time whatever the keys are. */
 bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text);
 
 /* ---- admin.c: bodies of what both ports serve */
@@ -36,6 +37,8 @@ struct dmk_http_front {
 /* on_request of an HTTP server; ud is a dmk_http_front. */
 struct dmk_http_req;
 void dmk_http_front_on_request(void *ud, struct dmk_http_req *req);
+/* The body of what the HTTP server answers by itself: malformed, too large, too slow. */
+void dmk_http_front_on_error(void *ud, unsigned status, const char *sentence, struct dmk_buf *body);
 
 /* ---- grpc_front.c */
 struct dmk_grpc_front;

@@ -1,5 +1,5 @@
-/* The router's metrics. All series are made at start; values are set by whoever the thing happens to.
- * Names are vLLM's where the meaning is the same, else damask_router_*. Owner: the loop. */
+/* The router's metrics. All series are made at start; values are set by whoever the thing happens
+ * to. Names are vLLM's where the meaning is the same, else damask_router_*. Owner: the loop. */
 #pragma once
 
 #include "common/chat/format.h"

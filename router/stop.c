@@ -47,7 +47,8 @@ void dmk_stop_fini(struct dmk_stop *stop)
     *stop = (struct dmk_stop){0};
 }
 
-/* Moves every automaton by one byte; returns the length of the longest word that ends here, or 0. */
+/* Moves every automaton by one byte; returns the length of the longest word that ends here, or 0.
+ * */
 static size_t step(struct dmk_stop *stop, char c)
 {
     size_t matched = 0;

@@ -1,7 +1,8 @@
 /* The times of one request, and how they are told.
  *
- * Marks are monotonic nanoseconds, 0 = has not happened. A retry overwrites the marks of the attempt before
- * it, so the line tells about the attempt that gave the answer; `attempts` says how many there were. */
+ * Marks are monotonic nanoseconds, 0 = has not happened. A retry overwrites the marks of the
+ * attempt before it, so the line tells about the attempt that gave the answer; `attempts` says how
+ * many there were. */
 #pragma once
 
 #include "common/base/buf.h"
@@ -13,5 +14,6 @@ struct dmk_timeline {
     uint32_t attempts;
 };
 
-/* "tokenise_ms=0.41 queue_ms=... total_ms=...", in the order of the path; what did not happen is left out. */
+/* "tokenise_ms=0.41 queue_ms=... total_ms=...", in the order of the path; what did not happen is
+ * left out. */
 void dmk_timeline_text(const struct dmk_timeline *t, struct dmk_buf *out);

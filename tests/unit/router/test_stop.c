@@ -9,7 +9,8 @@
 #include "common/base/rng.h"
 #include "router/stop.h"
 
-/* The plain definition: the smallest end of a match; of those the longest. Returns the start, or -1. */
+/* The plain definition: the smallest end of a match; of those the longest. Returns the start, or
+ * -1. */
 static long find_first(struct dmk_str text, const struct dmk_str *words, size_t n)
 {
     for (size_t end = 1; end <= text.len; end++) {

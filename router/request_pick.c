@@ -1,0 +1,87 @@
+/* Which worker a request goes to: a snapshot of the fleet for route.c. On the loop. */
+#include "common/base/blocks.h"
+#include "router/request_internal.h"
+#include "router/route.h"
+
+/* Prefixes of this prompt by worker; workers of one numerics share a chain of hashes. */
+static void match_prefixes(struct dmk_request *r, uint32_t ret_tokens[DMK_INDEX_MAX_WORKERS])
+{
+    struct dmk_worker *const *workers = dmk_fleet_workers(r->all->fleet);
+    struct dmk_index *index = dmk_fleet_index(r->all->fleet);
+    const struct dmk_bytes salt = {(const uint8_t *)r->ask.cache_salt, strlen(r->ask.cache_salt)};
+    const char *seen[4];
+    size_t n_seen = 0;
+
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && n_seen < 4; i++) {
+        bool known = !workers[i] || !workers[i]->up;
+
+        for (size_t k = 0; k < n_seen && !known; k++) {
+            known = strcmp(seen[k], workers[i]->numerics) == 0;
+        }
+        if (!known) {
+            seen[n_seen++] = workers[i]->numerics;
+            /* The last prompt token is always computed, so the block that it ends does not count.
+             * */
+            dmk_index_match(index, dmk_block_root(workers[i]->numerics, salt), r->ask.prompt.data,
+                            r->ask.prompt.len - 1, ret_tokens);
+        }
+    }
+}
+
+static uint64_t load_of(const struct dmk_worker *w)
+{
+    uint64_t reported = w->load.tokens_waiting;
+
+    if (!w->has_load) {
+        return w->n_tokens;
+    }
+    if (w->role == DMK_WORKER_DECODE) {
+        reported += (uint64_t)(w->load.full_pages_total - w->load.full_pages_free) * w->page_tokens;
+    }
+    return reported > w->n_tokens ? reported : w->n_tokens;
+}
+
+struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role role,
+                                     const struct dmk_worker *fits)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_worker *const *workers = dmk_fleet_workers(all->fleet);
+    struct dmk_route_worker view[DMK_FLEET_MAX_WORKERS];
+    uint32_t prefixes[DMK_INDEX_MAX_WORKERS] = {0};
+    const struct dmk_route_ask ask = {
+        .prompt_tokens = (uint32_t)r->ask.prompt.len,
+        .room_tokens = role == DMK_WORKER_DECODE ? r->ask.prompt.len : 0,
+        .turn = all->turn++,
+    };
+    const uint64_t now = dmk_loop_now_ns(all->conf.loop);
+    bool others = false;
+    int best;
+
+    match_prefixes(r, prefixes);
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *w = workers[i];
+
+        view[i] = (struct dmk_route_worker){0};
+        if (!w || w->role != role || !w->up || w->draining || w->full_until_ns > now) {
+            continue;
+        }
+        if (fits && !all->conf.conf->mixed_numerics && strcmp(fits->numerics, w->numerics) != 0) {
+            continue;
+        }
+        view[i].usable = true;
+        view[i].load_tokens = load_of(w);
+        view[i].prefix_tokens = prefixes[w->slot];
+        view[i].free_tokens = role == DMK_WORKER_DECODE && w->has_load
+                                  ? (uint64_t)w->load.full_pages_free * w->page_tokens
+                                  : UINT64_MAX;
+        others = others || w->incarnation != r->avoid[role];
+    }
+    /* A worker that failed this request is taken again only when there is no other. */
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && others; i++) {
+        if (view[i].usable && workers[i]->incarnation == r->avoid[role]) {
+            view[i].usable = false;
+        }
+    }
+    best = dmk_route_pick(view, DMK_FLEET_MAX_WORKERS, &ask);
+    return best < 0 ? NULL : workers[best];
+}
