@@ -30,7 +30,8 @@ struct program {
     char router_id[33];
 };
 
-/* While draining: every 10 ms. Requests first, then the bytes of their answers. */
+/* While draining: every 10 ms. The port stays open until the last request has ended, so that who comes
+ * late is told so (503) and probes are answered; then connections go, with the bytes that wait. */
 static void check_drain(struct program *p)
 {
     const uint64_t now = dmk_loop_now_ns(p->router.loop);
@@ -45,6 +46,7 @@ static void check_drain(struct program *p)
         p->flush_deadline_ns = now + FLUSH_LIMIT_NS;
         return;
     }
+    dmk_http_server_drain(p->http);
     if (dmk_http_server_n_connections(p->http) == 0 || now >= p->flush_deadline_ns) {
         dmk_loop_stop(p->router.loop);
     }
@@ -88,7 +90,6 @@ static void on_signal(void *ud)
     if (p->grpc) {
         dmk_grpc_front_set_serving(p->grpc, false);
     }
-    dmk_http_server_drain(p->http);
     dmk_timer_start(p->timer, 10, 10);
 }
 

@@ -751,6 +751,10 @@ def test_sigterm_lets_streams_finish(workers):
         t.start()
         d.wait_for(lambda: d.messages("generate"))
         r.popen.terminate()
+        r.wait_log("draining: 1 requests")
+        assert r.get("/readyz")[0] == 503 and r.get("/livez")[0] == 200
+        status, headers, late = r.chat()
+        assert status == 503 and "retry-after" in headers and late["error"]["code"] == "draining"
         t.join()
         assert gather(events(got[0])[0])[0]["finish"] == "stop"
         assert r.popen.wait(5) == 0
