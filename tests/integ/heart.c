@@ -246,3 +246,75 @@ void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
     cell_free(&alone);
     cell_free(&split);
 }
+
+static void strike(struct cell *c, enum heart_loss loss, uint64_t chance)
+{
+    switch (loss) {
+    case HEART_CUT:
+        dmk_loopback_cut(c->fabric, c->d_node, c->p_node);
+        break;
+    case HEART_PARTITION:
+        dmk_loopback_partition(c->fabric, c->d_node, c->p_node, true);
+        break;
+    default:
+        cell_kill_prefill(c, (uint32_t)(chance % 300));
+    }
+}
+
+static void heal(struct cell *c, enum heart_loss loss)
+{
+    if (loss == HEART_PARTITION) {
+        dmk_loopback_partition(c->fabric, c->d_node, c->p_node, false);
+    } else if (loss == HEART_KILL) {
+        cell_restart_prefill(c);
+    }
+}
+
+uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane, enum heart_loss loss,
+                      uint32_t rounds, uint64_t seed)
+{
+    enum { N = 3 };
+    const struct dmk_loopback_faults slow = {.max_delay = 8, .late = 200, .late_steps = 60};
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(
+        ports, 0, (struct dmk_loopback_conf){.seed = seed, .lane = lane, .faults = slow});
+    uint32_t ids[N][600], n[N], n_failed = 0;
+
+    for (uint32_t r = 0; r < rounds; r++) {
+        const struct cell_answer *a[N];
+
+        for (uint32_t i = 0; i < N; i++) {
+            n[i] = 2 + (uint32_t)(dmk_rng_u64(seed, 10 + i, r) % 590);
+            heart_prompt(ports, ids[i], n[i], 3 * r + i, (uint32_t)(dmk_rng_u64(seed, 20, r) % 300));
+            a[i] = ask(split, ids[i], n[i], &kinds[i % 2], 4);
+        }
+        for (uint32_t t = 0; t < 1 + dmk_rng_u64(seed, 30, r) % 60; t++) {
+            cell_turn(split);
+        }
+        strike(split, loss, dmk_rng_u64(seed, 40, r));
+        assert_true(cell_run(split, 20000));
+        if (r % 2 == 0) {
+            heal(split, loss); /* before the pages have come back */
+        }
+        assert_true(cell_settle(split, 20000));
+        assert_true(cell_check(split, true));
+        if (r % 2 != 0) {
+            heal(split, loss);
+        }
+        for (uint32_t i = 0; i < N; i++) {
+            struct cell_choice want;
+
+            if (a[i]->failed) {
+                assert_true(a[i]->text[0] != 0);
+                n_failed++;
+                continue;
+            }
+            want = run_one(alone, ids[i], n[i], &kinds[i % 2], 4, NULL);
+            assert_split(a[i], &a[i]->choices[0], &want, n[i]);
+        }
+        cell_forget(split);
+    }
+    cell_free(&alone);
+    cell_free(&split);
+    return n_failed;
+}

@@ -141,7 +141,27 @@ static void faults(void **state)
     close_engines(&e);
 }
 
-int main(void)
+static void losses(void **state)
+{
+    static const char *const names[] = {"cut", "partition", "kill"};
+    struct engines e = open_engines(1, 1, 1, 4);
+
+    (void)state;
+    for (uint32_t loss = 0; loss < N_HEART_LOSSES; loss++) {
+        for (uint32_t lane = 0; lane < 2; lane++) {
+            const uint32_t n_failed =
+                heart_losses(&e.ports, lane ? DMK_LANE_DIRECT : DMK_LANE_EMULATED,
+                             (enum heart_loss)loss, 20, 200 + loss);
+
+            print_message("%s, lane %u, seed %u: %u of 60 failed\n", names[loss], lane, 200 + loss,
+                          n_failed);
+            assert_true(n_failed > 0 && n_failed < 60);
+        }
+    }
+    close_engines(&e);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lengths),
@@ -150,7 +170,11 @@ int main(void)
         cmocka_unit_test(shared_beginnings),
         cmocka_unit_test(crowds),
         cmocka_unit_test(faults),
+        cmocka_unit_test(losses),
     };
 
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,7 +224,7 @@ static void new_prefill(struct cell *c, struct dmk_error *err)
     const struct cell_conf *k = &c->conf;
     struct dmk_prefill_conf conf = {
         .engine = k->prefill,
-        .incarnation = 22,
+        .incarnation = 22 + c->n_restarts,
         .n_full_pages = k->p_full_pages,
         .n_window_pages = k->p_window_pages,
         .max_jobs = 16,
@@ -332,7 +332,7 @@ void cell_cancel(struct cell *c, uint32_t answer)
     if (!a->over) {
         a->over = a->cancelled = true;
         dmk_decode_cancel(c->decode, 0, id_of(answer), c->now_ns);
-        if (c->prefill) {
+        if (c->prefill && !c->p_dead) {
             dmk_prefill_cancel(c->prefill, 0, id_of(answer));
         }
     }
@@ -344,7 +344,9 @@ static void act(struct cell *c, const struct cell_act *act)
 
     switch (act->kind) {
     case ACT_PREFILL:
-        if (!a->over) {
+        if (!a->over && c->p_dead) {
+            fail(c, id_of(act->answer), DMK_FAILURE_PEER, "no prefill worker", 0);
+        } else if (!a->over) {
             const struct dmk_prefill_request r = {.id = id_of(act->answer),
                                                   .prompt = a->prompt,
                                                   .n_prompt = a->n_prompt,
@@ -355,7 +357,7 @@ static void act(struct cell *c, const struct cell_act *act)
         break;
     case ACT_CANCEL:
         dmk_decode_cancel(c->decode, 0, id_of(act->answer), c->now_ns);
-        if (c->prefill) {
+        if (c->prefill && !c->p_dead) {
             dmk_prefill_cancel(c->prefill, 0, id_of(act->answer));
         }
         break;
@@ -385,15 +387,15 @@ void cell_turn(struct cell *c)
     }
     if (c->fabric) {
         dmk_xfer_loopback_ops.progress(c->d_node);
-        dmk_xfer_loopback_ops.progress(c->p_node);
+        dmk_xfer_loopback_ops.progress(c->p_node); /* of a killed node: only time */
     }
     if (c->n_turns % 10 == 0) {
         dmk_decode_tick(c->decode, c->now_ns);
-        if (c->prefill) {
+        if (c->prefill && !c->p_dead) {
             dmk_prefill_tick(c->prefill, c->now_ns);
         }
     }
-    if (c->prefill && (p = dmk_prefill_plan(c->prefill, c->now_ns)) != NULL) {
+    if (c->prefill && !c->p_dead && (p = dmk_prefill_plan(c->prefill, c->now_ns)) != NULL) {
         dmk_prefill_run(p);
         dmk_prefill_done(c->prefill, p, c->now_ns);
     }
@@ -427,7 +429,7 @@ static bool settled(const struct cell *c)
         d.window.leased + d.window.draining > 0) {
         return false;
     }
-    if (c->prefill) {
+    if (c->prefill && !c->p_dead) {
         const struct dmk_prefill_load p = dmk_prefill_load(c->prefill);
 
         return dmk_prefill_idle(c->prefill) && p.full.leased == 0 && p.window.leased == 0;
@@ -444,6 +446,25 @@ bool cell_settle(struct cell *c, uint32_t max_turns)
         cell_turn(c);
     }
     return false;
+}
+
+void cell_kill_prefill(struct cell *c, uint32_t linger_steps)
+{
+    dmk_loopback_kill(c->fabric, c->p_node, linger_steps);
+    c->p_dead = true;
+}
+
+void cell_restart_prefill(struct cell *c)
+{
+    struct dmk_error err = {0};
+
+    dmk_assert(c->p_dead);
+    dmk_prefill_core_free(&c->prefill);
+    dmk_xfer_loopback_ops.close(c->p_node);
+    c->n_restarts++;
+    open_node(c, "prefill", (struct dmk_xfer_events){p_message, p_closed, c}, &c->p_node);
+    new_prefill(c, &err);
+    c->p_dead = false;
 }
 
 void cell_forget(struct cell *c)

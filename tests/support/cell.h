@@ -65,6 +65,7 @@ struct cell {
     struct cell_act *acts; /* what the router does in the next turn */
     uint32_t n_acts;
     bool p_dead;
+    uint32_t n_restarts;
 };
 
 struct cell *cell_new(const struct cell_conf *conf);
@@ -80,6 +81,10 @@ void cell_turn(struct cell *cell);
 bool cell_run(struct cell *cell, uint32_t max_turns);
 /* Turns until no page is leased or draining on either side. */
 bool cell_settle(struct cell *cell, uint32_t max_turns);
+/* The prefill worker's process ends: its direct copies may land for linger_steps more. */
+void cell_kill_prefill(struct cell *cell, uint32_t linger_steps);
+/* The same worker again, as a new incarnation with an empty cache. */
+void cell_restart_prefill(struct cell *cell);
 /* Forgets answers that are over. */
 void cell_forget(struct cell *cell);
 /* Both cores agree with themselves; with idle also nothing is leased or draining. */
