@@ -476,3 +476,48 @@ struct dmk_receiver_events dmk_decode_receiver_events(struct dmk_decode_core *co
         .ud = core,
     };
 }
+
+/* ---------------------------------------------------------------- for tests */
+
+static bool names_page(const struct seq *seq, bool window, uint32_t page)
+{
+    for (uint32_t s = 0; window && s < seq->table.n_ring; s++) {
+        if (seq->table.ring[s] == page) {
+            return true;
+        }
+    }
+    for (uint32_t b = seq->ticket_first; !window && b < seq->ticket_end; b++) {
+        if (seq->table.full[b] == page) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool dmk_decode_expects_write(const struct dmk_decode_core *core, const void *addr)
+{
+    const struct dmk_engine_port *e = &core->conf.engine;
+
+    for (uint32_t rank = 0; rank < e->n_ranks; rank++) {
+        const struct dmk_kv_layout *l = &e->kv[rank]->layout;
+        const uint64_t in_full = (uint64_t)((uintptr_t)addr - (uintptr_t)e->kv[rank]->full);
+        const uint64_t in_window = (uint64_t)((uintptr_t)addr - (uintptr_t)e->kv[rank]->window);
+        const bool window = in_window < dmk_kv_window_bytes(l);
+
+        if (!window && in_full >= dmk_kv_full_bytes(l)) {
+            continue;
+        }
+        const uint32_t page = window ? (uint32_t)(in_window / l->page_bytes % l->n_window_pages)
+                                     : (uint32_t)(in_full / l->page_bytes % l->n_full_pages);
+
+        for (uint32_t i = 0; i < core->n_slots; i++) {
+            const struct seq *seq = &core->seqs[i];
+
+            if ((seq->state == SEQ_KV_WAIT || seq->state == SEQ_DRAINING) &&
+                seq->group == rank / e->layout.tp && names_page(seq, window, page)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}

@@ -164,6 +164,10 @@ uint32_t dmk_decode_max_context(const struct dmk_decode_core *core);
 /* Pools and caches agree with themselves; for tests and when idle. */
 bool dmk_decode_check(const struct dmk_decode_core *core);
 
+/* Whether a page write at this address of our memory belongs to a ticket that is out: a write anywhere else
+ * breaks the quiet rule. For tests. */
+bool dmk_decode_expects_write(const struct dmk_decode_core *core, const void *addr);
+
 /* Changes of the prefix caches, as dmk_kv_prefix_events and dmk_kv_prefix_list over all groups. */
 uint32_t dmk_decode_block_events(struct dmk_decode_core *core,
                                  struct dmk_kv_prefix_event *ret_events, uint32_t cap,

@@ -270,8 +270,8 @@ static void heal(struct cell *c, enum heart_loss loss)
     }
 }
 
-uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane, enum heart_loss loss,
-                      uint32_t rounds, uint64_t seed)
+uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane,
+                      enum heart_loss loss, uint32_t rounds, uint64_t seed)
 {
     enum { N = 3 };
     const struct dmk_loopback_faults slow = {.max_delay = 8, .late = 200, .late_steps = 60};
@@ -285,7 +285,8 @@ uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane, 
 
         for (uint32_t i = 0; i < N; i++) {
             n[i] = 2 + (uint32_t)(dmk_rng_u64(seed, 10 + i, r) % 590);
-            heart_prompt(ports, ids[i], n[i], 3 * r + i, (uint32_t)(dmk_rng_u64(seed, 20, r) % 300));
+            heart_prompt(ports, ids[i], n[i], 3 * r + i,
+                         (uint32_t)(dmk_rng_u64(seed, 20, r) % 300));
             a[i] = ask(split, ids[i], n[i], &kinds[i % 2], 4);
         }
         for (uint32_t t = 0; t < 1 + dmk_rng_u64(seed, 30, r) % 60; t++) {

@@ -31,5 +31,5 @@ void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new)
 enum heart_loss { HEART_CUT, HEART_PARTITION, HEART_KILL, N_HEART_LOSSES };
 /* The prefill worker is lost in the midst of transfers, again and again: requests fail clearly or are right,
  * pages come back, and what follows is right. Returns how many failed. */
-uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane, enum heart_loss loss,
-                      uint32_t rounds, uint64_t seed);
+uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane,
+                      enum heart_loss loss, uint32_t rounds, uint64_t seed);

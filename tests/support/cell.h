@@ -1,6 +1,7 @@
 /* A prefill core and a decode core in one process, over the loopback transport, with a router of thirty
  * lines between them: what tests of the hand-over need.
  *
+ * Every write of the transport is checked against the tickets that are out (the quiet rule).
  * Time is virtual: a turn lasts a millisecond. Everything runs on the caller's thread; engine steps run
  * inside a turn. Events are kept as answers, one for each request. */
 #pragma once
