@@ -12,7 +12,7 @@ struct serve {
     struct dmk_prefill_core *core;
     struct dmk_prefill_step *step;
     struct {
-        struct dmk_counter *done, *failed, *bytes;
+        struct dmk_counter *done, *failed;
     } metrics;
 };
 
@@ -275,7 +275,6 @@ static void collect(void *ud)
 
     raise_counter(s->metrics.done, l.n_done);
     raise_counter(s->metrics.failed, l.n_failed);
-    raise_counter(s->metrics.bytes, l.bytes_sent);
 }
 
 static void make_metrics(struct serve *s)
@@ -287,8 +286,6 @@ static void make_metrics(struct serve *s)
                                       "Prompts that a decode worker has accepted.");
     s->metrics.failed = dmk_counter_new(m, "damask_prefills_failed_total", labels,
                                         "Prompts that were refused or failed.");
-    s->metrics.bytes = dmk_counter_new(m, "damask_transfer_bytes_total", labels,
-                                       "Bytes of pages written into decode workers.");
 }
 
 /* ---------------------------------------------------------------- life */
