@@ -89,7 +89,7 @@ int dmk_vocab_check_hash(const struct dmk_vocab *vocab, const char *path, struct
 static int read_file(const char *path, uint8_t **ret_data, size_t *ret_len,
                      struct dmk_error *reterr)
 {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait */
     uint8_t *data = NULL;
     size_t len = 0, want;
     struct stat st;
