@@ -169,6 +169,7 @@ static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forc
     r->timeline.transfer_bytes = r->timeline.transfer_us = r->timeline.p_compute_us = 0;
     r->timeline.attempts = r->attempt;
     r->n_cached = 0;
+    r->prompt_lps.n = 0;
     r->step_deadline_ns =
         r->timeline.dispatched_ns + all->conf.conf->reserve_timeout_ms * DMK_NS_PER_MS;
     dmk_log_debug("req=%s attempt %u goes to worker=%s", r->request_id, r->attempt, d->id);
@@ -323,7 +324,7 @@ static void take_tokens(struct dmk_request *r, const Damask__V1__Tokens *e)
     if (r->state == DMK_RESERVING || e->n_ids == 0) {
         return;
     }
-    if (r->ask.echo && r->ask.logprobs && r->prompt_lps.n == 0) {
+    if (r->state == DMK_PREFILLING && !dmk_request__has_prompt_logprobs(r)) {
         dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL,
                                   "log-probabilities of the prompt are missing", 0);
         return;

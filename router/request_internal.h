@@ -152,7 +152,10 @@ int dmk_request__output_init(struct dmk_request *r);
 void dmk_request__output_fini(struct dmk_request *r);
 /* false: the tokens do not follow those before them. */
 bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t);
+/* They come in pieces, in order. false: there are more than prompt tokens. */
 bool dmk_request__prompt_logprobs(struct dmk_request *r, const Damask__V1__PromptLogprobs *m);
+/* True when all that an echo needs has come. */
+bool dmk_request__has_prompt_logprobs(struct dmk_request *r);
 /* The worker says that a choice is finished. false: tokens are missing. */
 bool dmk_request__finished(struct dmk_request *r, const Damask__V1__Finished *f);
 

@@ -276,6 +276,16 @@ static void end_choice(struct dmk_choice *c, bool by_length)
     }
 }
 
+static void take_top(const struct dmk_request *r, struct dmk_lp_record *record,
+                     const Damask__V1__TopLogprobs *top)
+{
+    for (size_t k = 0; top && k < top->n_entries && k < r->ask.top_logprobs; k++) {
+        record->top[k].id = top->entries[k]->token;
+        record->top[k].logprob = top->entries[k]->logprob;
+        record->n_top++;
+    }
+}
+
 static void note_logprobs(struct dmk_choice *c, const Damask__V1__Tokens *t, size_t i)
 {
     struct dmk_lp_record *record;
@@ -293,15 +303,7 @@ static void note_logprobs(struct dmk_choice *c, const Damask__V1__Tokens *t, siz
     record->id = t->ids[i];
     record->has_logprob = i < t->n_logprobs;
     record->logprob = record->has_logprob ? t->logprobs[i] : 0;
-    if (i < t->n_top) {
-        const Damask__V1__TopLogprobs *top = t->top[i];
-
-        for (size_t k = 0; k < top->n_entries && k < c->request->ask.top_logprobs; k++) {
-            record->top[k].id = top->entries[k]->token;
-            record->top[k].logprob = top->entries[k]->logprob;
-            record->n_top++;
-        }
-    }
+    take_top(c->request, record, i < t->n_top ? t->top[i] : NULL);
 }
 
 bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
@@ -341,36 +343,42 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
     return true;
 }
 
+/* The record of prompt token i; its log-probability follows from those before it, so the first has none. */
+static struct dmk_lp_record *add_prompt_record(struct dmk_request *r)
+{
+    const size_t i = r->prompt_lps.n;
+    struct dmk_lp_record *record = i < r->ask.prompt.len ? list_add(&r->prompt_lps) : NULL;
+
+    if (record) {
+        record->id = r->ask.prompt.data[i];
+        record->has_logprob = i > 0;
+    }
+    return record;
+}
+
 bool dmk_request__prompt_logprobs(struct dmk_request *r, const Damask__V1__PromptLogprobs *m)
 {
-    const size_t n = r->ask.prompt.len;
-
-    if (!r->ask.echo || !r->ask.logprobs || r->prompt_lps.n > 0) {
-        return true;
-    }
-    if (m->n_logprobs + 1 != n) {
+    if (r->prompt_lps.n == 0 && !add_prompt_record(r)) {
         return false;
     }
-    for (size_t i = 0; i < n; i++) {
-        struct dmk_lp_record *record = list_add(&r->prompt_lps);
+    for (size_t i = 0; i < m->n_logprobs; i++) {
+        struct dmk_lp_record *record = add_prompt_record(r);
 
         if (!record) {
             return false;
         }
-        record->id = r->ask.prompt.data[i];
-        record->has_logprob = i > 0;
-        record->logprob = i > 0 ? m->logprobs[i - 1] : 0;
-        if (i > 0 && i - 1 < m->n_top) {
-            const Damask__V1__TopLogprobs *top = m->top[i - 1];
-
-            for (size_t k = 0; k < top->n_entries && k < r->ask.top_logprobs; k++) {
-                record->top[k].id = top->entries[k]->token;
-                record->top[k].logprob = top->entries[k]->logprob;
-                record->n_top++;
-            }
-        }
+        record->logprob = m->logprobs[i];
+        take_top(r, record, i < m->n_top ? m->top[i] : NULL);
     }
     return true;
+}
+
+bool dmk_request__has_prompt_logprobs(struct dmk_request *r)
+{
+    if (!r->ask.echo || !r->ask.logprobs) {
+        return true;
+    }
+    return (r->prompt_lps.n > 0 || add_prompt_record(r)) && r->prompt_lps.n == r->ask.prompt.len;
 }
 
 bool dmk_request__finished(struct dmk_request *r, const Damask__V1__Finished *f)

@@ -180,11 +180,10 @@ class FakeWorker(pb_grpc.WorkerServicer):
     def decode(self, session, g, have=0, transferred=0):
         scripts = [self.script(g, c)[:g.max_tokens] for c in range(max(g.n, 1))]
         if g.echo_logprobs:
-            n = len(g.prompt) - 1
-            session.send(prompt_logprobs=pb.PromptLogprobs(
-                id=g.id, logprobs=[-1.0] * n,
-                top=[pb.TopLogprobs(entries=[pb.TopLogprob(token=g.prompt[i + 1], logprob=-1.0)])
-                     for i in range(n)]))
+            for i in range(1, len(g.prompt)):  # in pieces, as they are computed
+                session.send(prompt_logprobs=pb.PromptLogprobs(
+                    id=g.id, logprobs=[-1.0],
+                    top=[pb.TopLogprobs(entries=[pb.TopLogprob(token=g.prompt[i], logprob=-1.0)])]))
         for step in range(max(len(s) for s in scripts)):
             if key_of(g.id) in session.cancelled:
                 return

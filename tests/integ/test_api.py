@@ -210,7 +210,7 @@ def test_other_errors(client, cluster):
 
 
 def test_request_id_and_timeline(cluster):
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Hi {time.time()} " + "word " * 200}],
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Hi {time.time()} " + "word " * 600}],
             "max_tokens": 4}
     status, headers, _ = raw(cluster, "POST", "/v1/chat/completions", body,
                              {"x-request-id": "test-77", "x-damask-timeline": "1"})

@@ -275,6 +275,7 @@ def test_completions(pair):
         assert lp["token_logprobs"] == [None, -1.0, -0.5, -0.5]
         assert lp["top_logprobs"][0] is None and lp["top_logprobs"][2] == {" brown": -0.5, "!": -3.0}
     assert d.messages("generate")[-1].echo_logprobs
+    assert ask(prompt=[976], echo=True, logprobs=0)["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
     _, _, data = r.request("POST", "/v1/completions", {"model": MODEL, "prompt": "The quick", "stream": True})
     payloads, _ = events(data.decode())
     assert "".join(c["choices"][0]["text"] for c in payloads) == " brown fox"
