@@ -615,7 +615,7 @@ static void check_with_promtool(void)
     FILE *pipe;
     const char *body = strstr(answer, "\r\n\r\n");
 
-    if (!tool) {
+    if (!tool || !*tool) {
         print_message("promtool is not installed\n");
         return;
     }
