@@ -65,7 +65,7 @@ int dmk_vocab_check_hash(const struct dmk_vocab *vocab, const char *path, struct
             EVP_EncodeBlock(line, vocab->blob + start, (int)(vocab->offset[id + 1] - start));
         const int m = snprintf((char *)line + n, sizeof(line) - (size_t)n, " %u\n", id);
 
-        ok = EVP_DigestUpdate(ctx, line, (size_t)(n + m)) == 1;
+        ok = EVP_DigestUpdate(ctx, line, (size_t)n + (size_t)m) == 1;
     }
     ok = ok && EVP_DigestFinal_ex(ctx, digest, NULL) == 1;
     EVP_MD_CTX_free(ctx);
@@ -165,6 +165,18 @@ static int find_file(const char *path, char buf[PATH_BYTES], const char **ret_pa
                          names[0], names[1]);
 }
 
+/* Base64 never starts with a brace. */
+static bool starts_json(struct dmk_bytes data)
+{
+    size_t i = 0;
+
+    while (i < data.len && (data.data[i] == ' ' || data.data[i] == '\t' || data.data[i] == '\r' ||
+                            data.data[i] == '\n')) {
+        i++;
+    }
+    return i < data.len && data.data[i] == '{';
+}
+
 static struct dmk_vocab *vocab_new(void)
 {
     struct dmk_vocab *v = calloc(1, sizeof(*v));
@@ -200,7 +212,7 @@ int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *r
         return r;
     }
     r = read_file(path, &data, &len, reterr);
-    if (r < 0) {
+    if (!data) {
         return r;
     }
     v = vocab_new();
@@ -211,8 +223,8 @@ int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *r
     }
     dmk_special_fill(v->special);
     bytes = (struct dmk_bytes){data, len};
-    r = data[0] == '{' ? dmk_vocab_read_hf(v, path, bytes, reterr)
-                       : dmk_vocab_read_tiktoken(v, path, bytes, reterr);
+    r = starts_json(bytes) ? dmk_vocab_read_hf(v, path, bytes, reterr)
+                           : dmk_vocab_read_tiktoken(v, path, bytes, reterr);
     if (r < 0) {
         goto out;
     }

@@ -80,7 +80,7 @@ static void test_faults(void **state)
         {"\n\nIQ== 0\n\nIQ== x\n", "line 5"},
         {"{", "line 1"},
         {"{} {}", "line 1"},
-        {"{}", "model.type is 'missing' and model.vocab is missing"},
+        {"\n  {}", "model.type is 'missing' and model.vocab is missing"},
         {"{\"model\":{\"type\":\"BPE\"}}", "model.vocab is missing"},
         {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "model.type is 'Unigram'"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1}}}", "'a' has the id -1"},
