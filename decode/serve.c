@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "decode/wire.h"
 
 struct serve {
@@ -13,7 +14,7 @@ struct serve {
     struct dmk_decode_core *core;
     struct dmk_decode_step *step;
     struct {
-        struct dmk_gauge *unclaimed, *claimed, *draining_tickets, *draining_pages;
+        struct dmk_gauge *unclaimed, *claimed, *draining_tickets, *draining_pages, *refusing;
         struct dmk_counter *local, *remote, *refused, *expired, *failed;
     } metrics;
 };
@@ -42,6 +43,12 @@ static void on_event(void *ud, const struct dmk_decode_event *event)
     struct target to = {s->worker,
                         event->kind == DMK_DECODE_QUIET_ASK ? DMK_ROUTER_ALL : event->router};
 
+    if (event->kind == DMK_DECODE_FAILED) {
+        char req[33];
+
+        dmk_id128_format((struct dmk_id128){.hi = event->id.hi, .lo = event->id.lo}, req);
+        dmk_log_info("req=%s attempt=%u failed: %s", req, event->id.attempt, event->failed.text);
+    }
     dmk_decode_wire_event(event, dmk_worker_incarnation(s->worker), emit_message, &to);
 }
 
@@ -84,6 +91,16 @@ static void fail(struct serve *s, uint32_t router, struct dmk_request_id id, con
     on_event(s, &event);
 }
 
+/* One line for each request, so that its x-request-id is found here too. */
+static void log_request(const struct dmk_decode_request *r, const char *request_id)
+{
+    char req[33];
+
+    dmk_id128_format((struct dmk_id128){.hi = r->id.hi, .lo = r->id.lo}, req);
+    dmk_log_info("req=%s attempt=%u id=%s prompt=%u max_tokens=%u n=%u router=%u", req,
+                 r->id.attempt, request_id, r->n_prompt, r->max_tokens, r->n, r->router);
+}
+
 static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *message)
 {
     struct serve *s = ud;
@@ -94,6 +111,7 @@ static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *m
     if (fault) {
         fail(s, router, request.id, fault);
     } else {
+        log_request(&request, message->request_id);
         dmk_decode_generate(s->core, &request, now_of(s));
     }
 }
@@ -235,6 +253,7 @@ static void collect(void *ud)
     dmk_gauge_set(s->metrics.claimed, l.receiver.n_claimed);
     dmk_gauge_set(s->metrics.draining_tickets, l.receiver.n_draining);
     dmk_gauge_set(s->metrics.draining_pages, l.receiver.draining_pages);
+    dmk_gauge_set(s->metrics.refusing, l.receiver.refusing);
     raise_counter(s->metrics.local, l.n_local_prefills);
     raise_counter(s->metrics.remote, l.n_remote_prefills);
     raise_counter(s->metrics.refused, l.receiver.n_refused_claims);
@@ -262,6 +281,9 @@ static void make_metrics(struct serve *s)
     s->metrics.draining_pages =
         dmk_gauge_new(m, "damask_draining_pages", labels,
                       "Pages of dead tickets that wait for the last word of a prefill worker.");
+    s->metrics.refusing = dmk_gauge_new(
+        m, "damask_refusing_claims", labels,
+        "1 while a prefill worker has left so many pages draining that its claims are refused.");
     s->metrics.local = dmk_counter_new(m, "damask_local_prefills_total", labels,
                                        "Prompts that this decode worker computed itself.");
     s->metrics.remote = dmk_counter_new(m, "damask_remote_prefills_total", labels,

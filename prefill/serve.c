@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "prefill/core.h"
 
 struct serve {
@@ -45,6 +46,10 @@ static void emit_failed(struct serve *s, const struct dmk_prefill_event *e,
 {
     Damask__V1__Failed m = DAMASK__V1__FAILED__INIT;
     Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
+    char req[33];
+
+    dmk_id128_format((struct dmk_id128){.hi = e->id.hi, .lo = e->id.lo}, req);
+    dmk_log_info("req=%s attempt=%u failed: %s", req, e->id.attempt, e->failed.text);
 
     m.id = id;
     m.code = (Damask__V1__FailureCode)e->failed.code;
@@ -135,6 +140,16 @@ static void on_turn(void *ud)
 
 /* ---------------------------------------------------------------- messages */
 
+/* One line for each request, so that its x-request-id is found here too. */
+static void log_request(const struct dmk_prefill_request *r, const char *request_id)
+{
+    char req[33];
+
+    dmk_id128_format((struct dmk_id128){.hi = r->id.hi, .lo = r->id.lo}, req);
+    dmk_log_info("req=%s attempt=%u id=%s prompt=%u router=%u", req, r->id.attempt, request_id,
+                 r->n_prompt, r->router);
+}
+
 static void on_prefill(void *ud, uint32_t router, const Damask__V1__Prefill *m)
 {
     struct serve *s = ud;
@@ -147,6 +162,7 @@ static void on_prefill(void *ud, uint32_t router, const Damask__V1__Prefill *m)
         .salt = {m->cache_salt.data, m->cache_salt.len},
     };
 
+    log_request(&request, m->request_id);
     dmk_prefill_submit(s->core, &request, now_of(s));
 }
 
