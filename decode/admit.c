@@ -38,6 +38,7 @@ static const char *find_fault(const struct dmk_decode_core *core,
 {
     const struct dmk_sample_params *s = r->sampling;
     const uint32_t vocab = core->conf.engine.shape->vocab;
+    struct dmk_error error;
 
     if (r->n_prompt == 0) {
         return "the prompt is empty";
@@ -54,13 +55,9 @@ static const char *find_fault(const struct dmk_decode_core *core,
             return text;
         }
     }
-    for (uint32_t i = 0; i < s->n_bias; i++) {
-        if (s->bias_ids[i] >= vocab) {
-            snprintf(text, cap,
-                     "token id %u of the logit bias is not below the vocabulary's size %u",
-                     s->bias_ids[i], vocab);
-            return text;
-        }
+    if (dmk_sample_params_check(s, vocab, &error) < 0) {
+        snprintf(text, cap, "%.*s", (int)cap - 1, error.text);
+        return text;
     }
     if (r->max_tokens == 0) {
         return "max_tokens is 0";
@@ -70,13 +67,17 @@ static const char *find_fault(const struct dmk_decode_core *core,
                  min_u32(DMK_DECODE_MAX_CHOICES, core->conf.max_sequences));
         return text;
     }
-    if (r->n_stop_ids > DMK_DECODE_MAX_STOP_IDS || s->n_bias > DMK_SAMPLE_MAX_BIAS ||
-        s->top_logprobs > DMK_SAMPLE_MAX_TOP) {
-        snprintf(text, cap,
-                 "%u stop ids, %u biases, %u top log-probabilities: the bounds are %u, %u, %u",
-                 r->n_stop_ids, s->n_bias, s->top_logprobs, DMK_DECODE_MAX_STOP_IDS,
-                 DMK_SAMPLE_MAX_BIAS, DMK_SAMPLE_MAX_TOP);
+    if (r->n_stop_ids > DMK_DECODE_MAX_STOP_IDS) {
+        snprintf(text, cap, "%u stop ids are given, the bound is %u", r->n_stop_ids,
+                 DMK_DECODE_MAX_STOP_IDS);
         return text;
+    }
+    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
+        if (r->stop_ids[i] >= vocab) {
+            snprintf(text, cap, "stop id %u is not below the vocabulary's size %u", r->stop_ids[i],
+                     vocab);
+            return text;
+        }
     }
     return NULL;
 }

@@ -69,6 +69,7 @@ struct row {
     uint32_t seq;
     uint32_t pos; /* of the token whose logits these are */
     bool score;   /* prompt token: score what follows, do not sample */
+    int status;   /* of sampling or scoring it */
 };
 
 struct dmk_decode_step {

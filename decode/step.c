@@ -170,8 +170,8 @@ struct dmk_decode_step *dmk_decode_plan(struct dmk_decode_core *core, uint64_t n
     return step;
 }
 
-static void sample_row(struct dmk_decode_core *core, const struct row *row, float *logits,
-                       struct dmk_sample_result *ret)
+static int sample_row(struct dmk_decode_core *core, const struct row *row, const float *logits,
+                      struct dmk_sample_result *ret)
 {
     const struct seq *seq = &core->seqs[row->seq];
     const struct request *q = &core->requests[seq->request];
@@ -185,7 +185,7 @@ static void sample_row(struct dmk_decode_core *core, const struct row *row, floa
         .n_banned = too_short ? q->n_stop_ids : 0,
     };
 
-    dmk_sample(core->sampler, &q->sampling, &context, logits, ret);
+    return dmk_sample(core->sampler, &q->sampling, &context, logits, ret);
 }
 
 void dmk_decode_run(struct dmk_decode_step *step)
@@ -195,17 +195,17 @@ void dmk_decode_run(struct dmk_decode_step *step)
 
     step->status = core->conf.engine.step(core->conf.engine.engine, &step->step);
     for (uint32_t i = 0; step->status == 0 && i < step->n_rows; i++) {
-        const struct row *row = &step->rows[i];
-        float *logits = core->logits + i * vocab;
+        struct row *row = &step->rows[i];
+        const float *logits = core->logits + i * vocab;
 
         if (row->score) {
             const struct seq *seq = &core->seqs[row->seq];
             const struct request *q = &core->requests[seq->request];
 
-            dmk_sample_score(core->sampler, logits, seq->ids[row->pos + 1],
-                             q->sampling.top_logprobs, &step->results[i]);
+            row->status = dmk_sample_score(core->sampler, logits, seq->ids[row->pos + 1],
+                                           q->sampling.top_logprobs, &step->results[i]);
         } else {
-            sample_row(core, row, logits, &step->results[i]);
+            row->status = sample_row(core, row, logits, &step->results[i]);
         }
     }
 }
@@ -302,6 +302,20 @@ static void take_results(struct dmk_decode_core *core, struct seq *seq,
     }
 }
 
+/* Why a sequence's rows gave no token; NULL when all did. */
+static const char *find_bad_row(const struct row *rows, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (rows[i].status == -DMK_EFORMAT) {
+            return "the model's logits are not finite";
+        }
+        if (rows[i].status < 0) {
+            return "bans and biases leave no token to pick";
+        }
+    }
+    return NULL;
+}
+
 void dmk_decode_done(struct dmk_decode_core *core, struct dmk_decode_step *step, uint64_t now_ns)
 {
     const double ms = (double)(now_ns - step->start_ns) / 1e6;
@@ -322,12 +336,17 @@ void dmk_decode_done(struct dmk_decode_core *core, struct dmk_decode_step *step,
         const struct dmk_step_seq *part = &step->seqs[i];
         struct seq *seq = &core->seqs[step->slots[i]];
         const struct dmk_sample_result *results = &step->results[row];
+        const uint32_t n_rows = part->logits == DMK_LOGITS_LAST  ? 1
+                                : part->logits == DMK_LOGITS_ALL ? part->n_tokens
+                                                                 : 0;
+        const char *bad = step->status == 0 ? find_bad_row(&step->rows[row], n_rows) : NULL;
 
-        row += part->logits == DMK_LOGITS_LAST  ? 1
-               : part->logits == DMK_LOGITS_ALL ? part->n_tokens
-                                                : 0;
+        row += n_rows;
         if (seq->state == SEQ_LEAVING) {
             dmk_decode_seq_release(core, seq);
+        } else if (seq->state == SEQ_RUNNING && bad) {
+            dmk_decode_request_fail(core, &core->requests[seq->request], DMK_FAILURE_INTERNAL, 0,
+                                    bad);
         } else if (seq->state == SEQ_RUNNING && step->status == 0) {
             take_results(core, seq, part, results);
         } else if (seq->state == SEQ_RUNNING) {

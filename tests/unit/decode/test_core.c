@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/rng.h"
@@ -378,7 +379,14 @@ static void refusals(void **state)
     biased.bias_values = &bias;
     r.sampling = &biased;
     expect_refusal(&bed, &r, DMK_FAILURE_INVALID);
+    biased = seeded;
+    biased.temperature = NAN;
+    expect_refusal(&bed, &r, DMK_FAILURE_INVALID);
     r.sampling = NULL;
+    r.stop_ids = &bad_id;
+    r.n_stop_ids = 1;
+    expect_refusal(&bed, &r, DMK_FAILURE_INVALID);
+    r.n_stop_ids = 0;
     r.n = 2; /* 20 + 1024 tokens twice: 34 pages; with 1900 more of a prompt never */
     r.max_tokens = 2000;
     r.n_prompt = 600;
@@ -440,6 +448,32 @@ static void a_failed_step_fails_its_requests(void **state)
     close_bed(&bed);
 }
 
+/* A request whose biases forbid every token fails alone, with a sentence. */
+static void no_token_left_fails_the_request(void **state)
+{
+    struct bed bed = open_bed(40, 4, 64, true, 1);
+    struct dmk_sample_params none = seeded;
+    uint32_t ids[VOCAB];
+    float never[VOCAB];
+
+    (void)state;
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        ids[i] = i;
+        never[i] = -INFINITY;
+    }
+    none.n_bias = VOCAB;
+    none.bias_ids = ids;
+    none.bias_values = never;
+    ask(&bed, 100, 1, 5, &seeded);
+    ask(&bed, 100, 2, 5, &none);
+    assert_true(cell_run(bed.cell, 100));
+    assert_false(bed.cell->answers[0].failed);
+    assert_true(bed.cell->answers[1].failed);
+    assert_int_equal(bed.cell->answers[1].code, DMK_FAILURE_INTERNAL);
+    assert_non_null(strstr(bed.cell->answers[1].text, "no token"));
+    close_bed(&bed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -454,6 +488,7 @@ int main(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(a_cancel_in_the_middle_of_a_step),
         cmocka_unit_test(a_failed_step_fails_its_requests),
+        cmocka_unit_test(no_token_left_fails_the_request),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
