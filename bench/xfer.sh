@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Page transfer over tcp and shared memory beside memcpy: bench/xfer.sh BUILD
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+git diff --quiet HEAD 2>/dev/null || commit="$commit, with changes"
+exec "$1/bench/bench_xfer" "$commit"
