@@ -113,10 +113,10 @@ struct dmk_metrics *dmk_metrics_new(void)
 
 static void free_family(struct family *family)
 {
-    while (!dmk_list_empty(&family->series)) {
-        struct series *s = dmk_container_of(family->series.next, struct series, node);
+    for (struct dmk_list *node = family->series.next, *next; node != &family->series; node = next) {
+        struct series *s = dmk_container_of(node, struct series, node);
 
-        dmk_list_remove(&s->node);
+        next = node->next;
         free(s->labels);
         free(s->bounds);
         free(s->buckets);
@@ -135,11 +135,9 @@ void dmk_metrics_free(struct dmk_metrics **mp)
         return;
     }
     *mp = NULL;
-    while (!dmk_list_empty(&m->families)) {
-        struct family *family = dmk_container_of(m->families.next, struct family, node);
-
-        dmk_list_remove(&family->node);
-        free_family(family);
+    for (struct dmk_list *node = m->families.next, *next; node != &m->families; node = next) {
+        next = node->next;
+        free_family(dmk_container_of(node, struct family, node));
     }
     free(m);
 }

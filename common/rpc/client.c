@@ -82,9 +82,8 @@ struct dmk_rpc_stream *dmk_rpc_call(struct dmk_rpc_channel *channel, const char 
                                    gpr_time_from_millis(deadline_ms, GPR_TIMESPAN))
                     : gpr_inf_future(GPR_CLOCK_MONOTONIC);
     const grpc_slice method = grpc_slice_from_copied_string(path);
-    grpc_call *call =
-        grpc_channel_create_call(channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, channel->rpc->cq,
-                                 method, NULL, deadline, NULL);
+    grpc_call *call = grpc_channel_create_call(channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                               channel->rpc->cq, method, NULL, deadline, NULL);
     struct dmk_rpc_stream *s;
 
     grpc_slice_unref(method);

@@ -338,6 +338,13 @@ int dmk_worker__routers_listen(struct dmk_worker *w, struct dmk_error *reterr)
 
 /* ---- by time ---- */
 
+static bool is_same_load(const Damask__V1__Load *a, const Damask__V1__Load *b)
+{
+    return a->n_running == b->n_running && a->n_waiting == b->n_waiting &&
+           a->tokens_waiting == b->tokens_waiting && a->full_pages_free == b->full_pages_free &&
+           a->window_pages_free == b->window_pages_free && a->pages_draining == b->pages_draining;
+}
+
 static void report_load(struct dmk_worker *w, uint64_t now_ns)
 {
     const uint64_t since = now_ns - w->load_sent_ns;
@@ -358,7 +365,7 @@ static void report_load(struct dmk_worker *w, uint64_t now_ns)
     load.window_pages_total = stats.window.total;
     load.pages_draining = stats.full.draining + stats.window.draining;
     load.step_ms = stats.step_ms;
-    if (since < LOAD_AT_LEAST && memcmp(&load, &w->load_sent, sizeof(load)) == 0) {
+    if (since < LOAD_AT_LEAST && is_same_load(&load, &w->load_sent)) {
         return; /* nothing is new */
     }
     w->load_sent = load;

@@ -28,7 +28,8 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc > 3) {
-        dmk_rpc_set_keepalive(rpc, (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]));
+        dmk_rpc_set_keepalive(rpc, (uint32_t)strtoul(argv[2], NULL, 10),
+                              (uint32_t)strtoul(argv[3], NULL, 10));
     }
     if (test_server_new(loop, rpc, argc > 1 ? argv[1] : "127.0.0.1:0", 100, &server, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
