@@ -65,7 +65,7 @@ static int load_env(const struct dmk_conf_program *program, void *conf, bool *gi
 /* What the command line asks for besides options of the table. */
 struct wish {
     const char *config; /* file */
-    bool help, version, dump;
+    bool help, version, dump, document;
     int n_args;
 };
 
@@ -144,6 +144,8 @@ static int read_option(struct cli *cli, int *i, struct dmk_error *reterr)
         cli->wish.version = true;
     } else if (!eq && dmk_str_is(name, "dump-config")) {
         cli->wish.dump = true;
+    } else if (!eq && dmk_str_is(name, "document")) {
+        cli->wish.document = true;
     } else {
         return dmk_error_set(reterr, -DMK_EINVAL, "--%.*s: unknown option (see %s --help)",
                              (int)name.len, name.data, cli->program->name);
@@ -205,6 +207,9 @@ static int answer_wish(const struct cli *cli)
         ret = print(&text);
     } else if (cli->wish.version) {
         dmk_buf_printf(&text, "%s %s\n", cli->program->name, DMK_VERSION);
+        ret = print(&text);
+    } else if (cli->wish.document) {
+        dmk_conf_document(cli->program, &text);
         ret = print(&text);
     } else if (cli->wish.dump && cli->conf) {
         dmk_conf__dump(cli->program, cli->conf, &text);

@@ -10,7 +10,8 @@
  * NAME_PORT_80_TCP and the like there for each service. Avoid options called "port", "service-port"
  * or "service-host" for that reason.
  *
- * Every program also has --config FILE, --dump-config, --help and --version. On the command line a
+ * Every program also has --config FILE, --dump-config, --help, --version and --document (the program's
+ * part of docs/CONFIG.md). On the command line a
  * bool reads --x, --x=false or --no-x; a list may be given several times, each adds to it. */
 #pragma once
 
@@ -52,7 +53,7 @@ struct dmk_conf_program {
     size_t n_options;
 };
 
-/* Fills *conf (zeroed by the caller). Returns 0; 1 when --help, --version or --dump-config was
+/* Fills *conf (zeroed by the caller). Returns 0; 1 when --help, --version, --dump-config or --document was
  * answered on stdout (the caller exits 0); negative with a sentence. Positional arguments: their
  * number in *ret_n_args and argv[i] moved to the front from index 1, when ret_n_args is given; else
  * refused. Whatever is returned, dmk_conf_free may be called after. */
