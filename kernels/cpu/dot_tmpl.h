@@ -11,7 +11,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define BLOCK_ROWS 48 /* weight rows of one item of work; a multiple of TILE_R */
-#define CHUNK      30 /* blocks of 32 along K that a packed tile of tokens holds: stays in L1 */
+#define CHUNK      30
 
 /* The scratch memory of a thread. */
 struct dot_scratch {
@@ -50,6 +50,13 @@ static void pack_tile(const uint16_t *const x[TILE_T], uint32_t first, uint32_t 
     }
 }
 
+/* The compiler may not keep what it read at p before: a load is cheaper than the register. */
+INLINE const uint16_t *load_again(const uint16_t *p)
+{
+    __asm__("" : "+r"(p));
+    return p;
+}
+
 /* TILE_R rows by TILE_T tokens over a chunk of K; sums [row][token][16] go on from what they hold. */
 static void dot_tile(const uint16_t *const w[TILE_R], const float *packed, uint32_t n_blocks,
                      float *sums, bool begin)
@@ -73,7 +80,7 @@ static void dot_tile(const uint16_t *const w[TILE_R], const float *packed, uint3
             }
 #pragma GCC unroll 8
             for (uint32_t t = 0; t < TILE_T; t++) {
-                vf xv = vf_load(packed + t * VL);
+                vf xv = vf_hold(vf_load(packed + t * VL));
 #pragma GCC unroll 8
                 for (uint32_t r = 0; r < TILE_R; r++) {
                     acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);
@@ -81,11 +88,11 @@ static void dot_tile(const uint16_t *const w[TILE_R], const float *packed, uint3
             }
 #pragma GCC unroll 8
             for (uint32_t r = 0; r < TILE_R; r++) {
-                wv[r] = vf_odd(w[r] + at);
+                wv[r] = vf_odd(load_again(w[r] + at));
             }
 #pragma GCC unroll 8
             for (uint32_t t = 0; t < TILE_T; t++) {
-                vf xv = vf_load(packed + (TILE_T + t) * VL);
+                vf xv = vf_hold(vf_load(packed + (TILE_T + t) * VL));
 #pragma GCC unroll 8
                 for (uint32_t r = 0; r < TILE_R; r++) {
                     acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);

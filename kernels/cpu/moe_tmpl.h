@@ -19,37 +19,9 @@ struct moe_task {
     uint16_t experts[MAX_EXPERTS]; /* those that have tokens */
 };
 
-/* scales [n] as floats, and zeros up to a whole vector. */
-static void mx_scales(const uint8_t *scales, uint32_t n, float *out)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)scales[i] << 23;
-        out[i] = dmk_f32_from_bits(bits > 0x00400000u ? bits : 0x00400000u);
-    }
-}
-
-/* One row as bf16: exact, since codes have two significant bits. */
-static void mx_row_to_bf16(const uint8_t *blocks, const uint8_t *scales, uint32_t n_blocks,
-                           float *scale, uint16_t *out)
-{
-    mx_scales(scales, n_blocks, scale);
-    for (uint32_t b = 0; b < n_blocks; b += MX_STEP) {
-        uint32_t n = n_blocks - b < MX_STEP ? n_blocks - b : MX_STEP;
-        vf w[MX_STEP][2][HALVES];
-        mx_unpack(blocks + (size_t)b * DMK_MXFP4_BLOCK_BYTES, n, w);
-        for (uint32_t i = 0; i < n; i++) {
-            vf s = vf_set1(scale[b + i]);
-            for (uint32_t h = 0; h < HALVES; h++) {
-                vf_store_pairs(out + (size_t)(b + i) * DMK_K_BLOCK + h * 2 * VL,
-                               vf_mul(w[i][0][h], s), vf_mul(w[i][1][h], s));
-            }
-        }
-    }
-}
-
 /* lanes [MX_GEMV_R][16] = MX_GEMV_R rows of MXFP4 times one packed vector. */
 INLINE void mx_dot_vector(const uint8_t *const blocks[MX_GEMV_R],
-                          const float *const scales[MX_GEMV_R], const float *packed,
+                          const uint8_t *const scales[MX_GEMV_R], const float *packed,
                           uint32_t n_blocks, float *lanes)
 {
     vf acc[MX_GEMV_R][HALVES];
@@ -60,38 +32,20 @@ INLINE void mx_dot_vector(const uint8_t *const blocks[MX_GEMV_R],
             acc[r][h] = vf_zero();
         }
     }
-    uint32_t b = 0;
-    for (; b + MX_STEP <= n_blocks; b += MX_STEP) {
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        const float *x = packed + (size_t)b * DMK_K_BLOCK;
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < MX_GEMV_R; r++) {
-            vf w[MX_STEP][2][HALVES];
-            mx_unpack(blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES, MX_STEP, w);
-            _mm_prefetch((const char *)blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES + 1024,
-                         _MM_HINT_T0);
+            const uint8_t *block = blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES;
+            vf w[2][HALVES];
+            mx_block(block, scales[r][b], w);
+            _mm_prefetch((const char *)block + 1024, _MM_HINT_T0);
 #pragma GCC unroll 8
-            for (uint32_t i = 0; i < MX_STEP; i++) {
-                vf s = vf_set1(scales[r][b + i]);
-                const float *x = packed + (size_t)(b + i) * DMK_K_BLOCK;
+            for (uint32_t odd = 0; odd < 2; odd++) {
 #pragma GCC unroll 8
-                for (uint32_t odd = 0; odd < 2; odd++) {
-#pragma GCC unroll 8
-                    for (uint32_t h = 0; h < HALVES; h++) {
-                        acc[r][h] = vf_fma(vf_mul(w[i][odd][h], s),
-                                           vf_load(x + odd * DMK_LANES + h * VL), acc[r][h]);
-                    }
+                for (uint32_t h = 0; h < HALVES; h++) {
+                    acc[r][h] = vf_fma(w[odd][h], vf_load(x + odd * DMK_LANES + h * VL), acc[r][h]);
                 }
-            }
-        }
-    }
-    for (uint32_t r = 0; b < n_blocks && r < MX_GEMV_R; r++) {
-        vf w[MX_STEP][2][HALVES];
-        mx_unpack(blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES, 1, w);
-        vf s = vf_set1(scales[r][b]);
-        const float *x = packed + (size_t)b * DMK_K_BLOCK;
-        for (uint32_t odd = 0; odd < 2; odd++) {
-            for (uint32_t h = 0; h < HALVES; h++) {
-                acc[r][h] = vf_fma(vf_mul(w[0][odd][h], s), vf_load(x + odd * DMK_LANES + h * VL),
-                                   acc[r][h]);
             }
         }
     }
@@ -104,21 +58,19 @@ INLINE void mx_dot_vector(const uint8_t *const blocks[MX_GEMV_R],
     }
 }
 
-/* out[row] for n_w rows of MXFP4; scale: room for MX_GEMV_R * n_blocks floats. */
+/* out[row] for n_w rows of MXFP4. */
 static void mx_rows_vector(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
-                           uint32_t n_blocks, const float *packed, float *scale, float *out)
+                           uint32_t n_blocks, const float *packed, float *out)
 {
     const size_t row_bytes = (size_t)n_blocks * DMK_MXFP4_BLOCK_BYTES;
     for (uint32_t row = 0; row < n_w; row += 4) {
         _Alignas(64) float lanes[4 * DMK_LANES];
         for (uint32_t r0 = 0; r0 < 4; r0 += MX_GEMV_R) {
-            const uint8_t *rows[MX_GEMV_R];
-            const float *row_scales[MX_GEMV_R];
+            const uint8_t *rows[MX_GEMV_R], *row_scales[MX_GEMV_R];
             for (uint32_t r = 0; r < MX_GEMV_R; r++) {
                 uint32_t at = row + r0 + r < n_w ? row + r0 + r : n_w - 1;
                 rows[r] = blocks + at * row_bytes;
-                mx_scales(scales + (size_t)at * n_blocks, n_blocks, scale + (size_t)r * n_blocks);
-                row_scales[r] = scale + (size_t)r * n_blocks;
+                row_scales[r] = scales + (size_t)at * n_blocks;
             }
             mx_dot_vector(rows, row_scales, packed, n_blocks, lanes + r0 * DMK_LANES);
         }
@@ -182,18 +134,16 @@ static void moe_item(const void *args, uint32_t item, void *scratch)
         float *packed = (float *)(void *)s->rows;
         pack_vector(slot_x(task, first), m->cols, packed);
         if (mx) {
-            mx_rows_vector(blocks, m->scales + row * n_blocks, n_w, n_blocks, packed,
-                           packed + m->cols, s->out[0]);
+            mx_rows_vector(blocks, m->scales + row * n_blocks, n_w, n_blocks, packed, s->out[0]);
         } else {
             dot_rows_vector(w, m->cols, n_w, packed, m->cols, 1, s->out);
         }
         moe_store(task, expert, first, row0, n_w, s->out[0], 1);
         return;
     }
-    for (uint32_t r = 0; mx && r < n_w; r++) {
-        mx_row_to_bf16(blocks + (size_t)r * n_blocks * DMK_MXFP4_BLOCK_BYTES,
-                       m->scales + (row + r) * n_blocks, n_blocks, s->x,
-                       s->rows + (size_t)r * m->cols);
+    for (size_t i = 0; mx && i < (size_t)n_w * n_blocks; i++) {
+        mx_block_bf16(blocks + i * DMK_MXFP4_BLOCK_BYTES, m->scales[row * n_blocks + i],
+                      s->rows + i * DMK_K_BLOCK);
     }
     for (uint32_t slot = first; slot < end; slot += TILE_T) {
         const uint16_t *x[TILE_T];

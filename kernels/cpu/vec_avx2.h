@@ -6,10 +6,9 @@
 
 #define VL        8
 #define HALVES    2 /* vectors that make 16 lanes */
-#define TILE_R    3 /* rows and tokens of a register tile: 12 sums, 3 weights, 1 activation */
-#define TILE_T    4
+#define TILE_R    2 /* rows and tokens of a register tile: 10 sums, 2 weights, 1 activation */
+#define TILE_T    5
 #define GEMV_R    4 /* rows that a matrix-vector product reads side by side */
-#define MX_STEP   2 /* MXFP4 blocks unpacked together */
 #define MX_GEMV_R 2 /* rows of MXFP4 side by side */
 #define HEADS_R   2 /* query heads side by side in attention, each with 4 vectors */
 
@@ -28,6 +27,13 @@ static inline vf vf_set1(float x)
 static inline vf vf_load(const float *p)
 {
     return _mm256_loadu_ps(p);
+}
+
+/* Keeps the compiler from folding the load into each instruction that uses the value. */
+static inline vf vf_hold(vf x)
+{
+    __asm__("" : "+x"(x));
+    return x;
 }
 
 static inline void vf_store(float *p, vf x)
@@ -76,36 +82,54 @@ static inline vf vf_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
-/* The inverse of vf_even and vf_odd for values that bf16 holds exactly. */
-static inline void vf_store_pairs(uint16_t *p, vf even, vf odd)
+/* For each UE8M0 scale the upper and the lower bytes of the 16 values as bf16, which holds them exactly. */
+static uint8_t mx_bytes[256][2][16];
+
+static void mx_init(void)
 {
-    __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_or_si256(low, _mm256_castps_si256(odd)));
+    for (uint32_t scale = 0; scale < 256; scale++) {
+        for (uint32_t code = 0; code < 16; code++) {
+            float value = dmk_e2m1_to_f32(code) * dmk_ue8m0_to_f32((uint8_t)scale);
+            mx_bytes[scale][0][code] = (uint8_t)(dmk_f32_bits(value) >> 24);
+            mx_bytes[scale][1][code] = (uint8_t)(dmk_f32_bits(value) >> 16);
+        }
+    }
 }
 
-/* Two MXFP4 blocks (n = 2), or one, without their scales: w[block][even, odd][half]. The bytes of bf16
- * come from two tables of 16 and are woven together; one shuffle up front puts every value into the
- * lane that it belongs to. */
-static inline void mx_unpack(const uint8_t *p, uint32_t n, vf w[MX_STEP][2][HALVES])
+/* One MXFP4 block as bf16: the even elements 0..7 | 8..15 of each half, and the odd ones, woven from two
+ * tables. The shuffle up front puts every value into the lane that it belongs to. */
+static inline void mx_words(const uint8_t *p, uint8_t scale, __m256i *even, __m256i *odd)
 {
-    const __m256i high = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xbf,
-                      (char)0xbf, (char)0xbf, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0));
-    const __m256i low = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0, 0, 0,
-                      (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0));
-    const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-    const __m128i *from = (const __m128i *)(const void *)p;
-    __m256i x = n == 2 ? _mm256_loadu_si256((const __m256i *)(const void *)p)
-                       : _mm256_inserti128_si256(zero, _mm_loadu_si128(from), 0);
-    x = _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    for (int odd = 0; odd < 2; odd++) {
-        __m256i code = _mm256_and_si256(odd ? _mm256_srli_epi16(x, 4) : x, nibble);
-        __m256i hi = _mm256_shuffle_epi8(high, code), lo = _mm256_shuffle_epi8(low, code);
-        __m256i block0 = _mm256_unpacklo_epi8(lo, hi), block1 = _mm256_unpackhi_epi8(lo, hi);
-        w[0][odd][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, block0));
-        w[0][odd][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, block0));
-        w[1][odd][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, block1));
-        w[1][odd][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, block1));
-    }
+    const __m128i *bytes = (const __m128i *)(const void *)mx_bytes[scale];
+    const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes));
+    const __m256i lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes + 1));
+    __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
+    x = _mm256_castps_si256(
+        _mm256_permutevar_ps(_mm256_castsi256_ps(x), _mm256_setr_epi32(0, 2, 0, 2, 1, 3, 1, 3)));
+    x = _mm256_srlv_epi32(x, _mm256_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4));
+    x = _mm256_and_si256(x, _mm256_set1_epi8(15));
+    __m256i hi = _mm256_shuffle_epi8(upper, x), lo = _mm256_shuffle_epi8(lower, x);
+    *even = _mm256_unpacklo_epi8(lo, hi);
+    *odd = _mm256_unpackhi_epi8(lo, hi);
+}
+
+/* One MXFP4 block: w[even, odd][half]. */
+static inline void mx_block(const uint8_t *p, uint8_t scale, vf w[2][HALVES])
+{
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i even, odd;
+    mx_words(p, scale, &even, &odd);
+    w[0][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, even));
+    w[0][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, even));
+    w[1][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, odd));
+    w[1][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, odd));
+}
+
+/* One MXFP4 block as 32 bf16 in memory. */
+static inline void mx_block_bf16(const uint8_t *p, uint8_t scale, uint16_t *out)
+{
+    __m256i even, odd;
+    mx_words(p, scale, &even, &odd);
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_unpacklo_epi16(even, odd));
+    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_unpackhi_epi16(even, odd));
 }

@@ -9,7 +9,6 @@
 #define TILE_R    4 /* rows and tokens of a register tile: 24 sums, 4 weights, 1 activation */
 #define TILE_T    6
 #define GEMV_R    4 /* rows that a matrix-vector product reads side by side */
-#define MX_STEP   1 /* MXFP4 blocks unpacked together */
 #define MX_GEMV_R 4 /* rows of MXFP4 side by side */
 #define HEADS_R   4 /* query heads side by side in attention, each with 4 vectors */
 
@@ -28,6 +27,13 @@ static inline vf vf_set1(float x)
 static inline vf vf_load(const float *p)
 {
     return _mm512_loadu_ps(p);
+}
+
+/* Keeps the compiler from folding the load into each instruction that uses the value. */
+static inline vf vf_hold(vf x)
+{
+    __asm__("" : "+v"(x));
+    return x;
 }
 
 static inline void vf_store(float *p, vf x)
@@ -75,20 +81,26 @@ static inline vf vf_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-/* The inverse of vf_even and vf_odd for values that bf16 holds exactly. */
-static inline void vf_store_pairs(uint16_t *p, vf even, vf odd)
+static void mx_init(void)
 {
-    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_castps_si512(odd)));
 }
 
-/* One MXFP4 block without its scale: w[0][even, odd][0], by a table of 16 values in a register. */
-static inline void mx_unpack(const uint8_t *p, uint32_t n, vf w[MX_STEP][2][HALVES])
+/* One MXFP4 block: w[even, odd][0], by a table of 16 scaled values in a register. */
+static inline void mx_block(const uint8_t *p, uint8_t scale, vf w[2][HALVES])
 {
-    (void)n;
-    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+    const __m512 codes = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    __m512 table = _mm512_mul_ps(codes, _mm512_set1_ps(dmk_ue8m0_to_f32(scale)));
     __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-    w[0][0][0] = _mm512_permutexvar_ps(x, table);
-    w[0][1][0] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
+    w[0][0] = _mm512_permutexvar_ps(x, table);
+    w[1][0] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
+}
+
+/* One MXFP4 block as 32 bf16 in memory: exact, since codes have two significant bits. */
+static inline void mx_block_bf16(const uint8_t *p, uint8_t scale, uint16_t *out)
+{
+    vf w[2][HALVES];
+    mx_block(p, scale, w);
+    __m512i even = _mm512_srli_epi32(_mm512_castps_si512(w[0][0]), 16);
+    _mm512_storeu_si512(out, _mm512_or_si512(even, _mm512_castps_si512(w[1][0])));
 }

@@ -37,7 +37,8 @@ uint16_t *check_bf16(struct check *c, size_t n, float scale);
 uint32_t check_u32(struct check *c, uint32_t below);
 uint8_t *check_bytes(struct check *c, size_t n);
 
-/* Times fn (with --bench): median, spread, and rates from what one call moves and computes. */
+/* Times fn (with --bench) on one thread, in processor time: median, spread, and rates from what one call
+ * moves and computes. */
 void check_bench(struct check *c, const char *what, void (*fn)(void *ud), void *ud, double bytes,
                  double flops);
 
