@@ -169,20 +169,26 @@ INLINE void add_values(struct attn_scratch *s, float (*acc)[D], uint32_t h0, con
 /* Scores of one head become probabilities against the new maximum; returns what the old sums are worth. */
 static float soften(float p[KEYS], uint32_t lo, uint32_t hi, float *m, float *l)
 {
-    float s[KEYS], lanes[DMK_LANES], max = *m;
-    for (uint32_t j = 0; j < KEYS; j++) {
-        s[j] = j >= lo && j < hi ? p[j] * 0.125f : -INFINITY;
+    float lanes[DMK_LANES], max = *m;
+    for (uint32_t j = 0; j < KEYS; j += VL) {
+        vf_store(p + j, vf_mul(vf_load(p + j), vf_set1(0.125f)));
     }
-    vf best = vf_load(s);
+    for (uint32_t j = 0; j < lo; j++) {
+        p[j] = -INFINITY;
+    }
+    for (uint32_t j = hi; j < KEYS; j++) {
+        p[j] = -INFINITY;
+    }
+    vf best = vf_load(p);
     for (uint32_t j = VL; j < KEYS; j += VL) {
-        best = vf_max(best, vf_load(s + j));
+        best = vf_max(best, vf_load(p + j));
     }
     vf_store(lanes, best);
     for (uint32_t i = 0; i < VL; i++) {
         max = lanes[i] > max ? lanes[i] : max;
     }
-    for (uint32_t j = 0; j < KEYS; j++) {
-        p[j] = dmk_expf(s[j] - max);
+    for (uint32_t j = 0; j < KEYS; j += VL) {
+        vf_store(p + j, vf_exp(vf_sub(vf_load(p + j), vf_set1(max))));
     }
     for (uint32_t i = 0; i < DMK_LANES; i++) {
         lanes[i] = p[i] + p[i + 16] + p[i + 32] + p[i + 48];

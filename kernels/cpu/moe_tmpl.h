@@ -7,6 +7,7 @@
 #include "kernels/cpu/dot_tmpl.h"
 
 #define MAX_EXPERTS 1024
+#define SWIGLU_COLS (BLOCK_ROWS / 2 + VL - BLOCK_ROWS / 2 % VL) /* whole vectors */
 
 struct moe_task {
     const struct dmk_expert_weights *w;
@@ -82,16 +83,21 @@ static void mx_rows_vector(const uint8_t *blocks, const uint8_t *scales, uint32_
 static void swiglu_store(const struct dmk_moe_gate_up_args *a, const float *values, uint32_t step,
                          const uint16_t *bias, uint32_t n_w, uint16_t *z)
 {
-    float gate[BLOCK_ROWS / 2], up[BLOCK_ROWS / 2];
+    float gate[SWIGLU_COLS] = {0}, up[SWIGLU_COLS] = {0};
+    const vf limit = vf_set1(a->limit), low = vf_set1(-a->limit), one = vf_set1(1.0f);
     for (uint32_t j = 0; j < n_w / 2; j++) {
         gate[j] = values[2 * j * step] + dmk_bf16_to_f32(bias[2 * j]);
         up[j] = values[(2 * j + 1) * step] + dmk_bf16_to_f32(bias[2 * j + 1]);
     }
+    for (uint32_t j = 0; j < n_w / 2; j += VL) {
+        vf g = vf_min(limit, vf_load(gate + j));
+        vf u = vf_max(low, vf_min(limit, vf_load(up + j)));
+        vf turned = vf_mul(vf_set1(-1.0f), vf_mul(vf_set1(a->alpha), g));
+        vf sigmoid = vf_div(one, vf_add(one, vf_exp(turned)));
+        vf_store(gate + j, vf_mul(vf_mul(g, sigmoid), vf_add(u, one)));
+    }
     for (uint32_t j = 0; j < n_w / 2; j++) {
-        float g = gate[j] > a->limit ? a->limit : gate[j];
-        float u = up[j] > a->limit ? a->limit : up[j];
-        u = u < -a->limit ? -a->limit : u;
-        z[j] = dmk_f32_to_bf16((g * dmk_sigmoidf(a->alpha * g)) * (u + 1.0f));
+        z[j] = dmk_f32_to_bf16(gate[j]);
     }
 }
 

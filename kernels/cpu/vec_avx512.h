@@ -51,9 +51,25 @@ static inline vf vf_mul(vf a, vf b)
     return _mm512_mul_ps(a, b);
 }
 
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+/* a > b ? a : b, and a < b ? a : b: the second one where either is no number. */
 static inline vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
+}
+
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
 }
 
 /* a * b + c, rounded once */
@@ -79,6 +95,38 @@ static inline vf vf_bf16(const uint16_t *p)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+/* p * 2^n, n in the low bits of t; 0 where x < low. */
+static inline vf vf_exp_end(vf t, vf p, vf x, vf low)
+{
+    const __m512i bias = _mm512_set1_epi32(127);
+    __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(0x4b400000));
+    __m512i half = _mm512_srai_epi32(n, 1);
+    vf s0 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
+    vf s1 = _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23));
+    __mmask16 some = _mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ);
+    return _mm512_maskz_mov_ps(some, vf_mul(vf_mul(p, s0), s1));
+}
+
+/* dmk_expf in every lane: the same operations in the same order. */
+static inline vf vf_exp(vf x)
+{
+    const vf magic = vf_set1(0x1.8p23f), low = vf_set1(-87.3f);
+    vf y = vf_min(vf_set1(89.0f), vf_max(low, x));
+    vf t = vf_fma(y, vf_set1(0x1.715476p+0f), magic);
+    vf nf = vf_sub(t, magic);
+    vf r = vf_fma(nf, vf_set1(-0x1.63p-1f), y);
+    r = vf_fma(nf, vf_set1(0x1.bd0106p-13f), r);
+    vf p = vf_set1(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
+    return vf_exp_end(t, p, x, low);
 }
 
 static void mx_init(void)
