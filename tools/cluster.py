@@ -224,7 +224,9 @@ def from_args(args):
                    decode=args.decode, routers=args.routers, prefill_tp=args.prefill_tp,
                    decode_tp=args.decode_tp, decode_dp=args.decode_ep // args.decode_tp,
                    transport=args.transport, http_port=args.http_port, grpc_port=args.grpc_port,
-                   name=args.name, threads=args.threads, model_name=args.model_name)
+                   name=args.name, threads=args.threads, model_name=args.model_name,
+                   decode_args=[] if args.local_prefill_below is None
+                   else ["--local-prefill-below", args.local_prefill_below])
 
 
 def cmd_up(args):
@@ -291,6 +293,7 @@ def stream_chat(url, body, headers=None, on_line=None, timeout=120):
 
 def cmd_demo(args):
     args.name, args.prefill, args.decode, args.routers = "demo", 1, 1, 1
+    args.local_prefill_below = 0  # show the hand-over even for a short prompt
     args.http_port = args.grpc_port = 0
     question = args.prompt
     print("starting one router, one prefill worker and one decode worker on a tiny checkpoint ...")
@@ -340,6 +343,8 @@ def main():
     parser.add_argument("--http-port", type=int, default=8000, help="of the first router; 0: any free one")
     parser.add_argument("--grpc-port", type=int, default=8001, help="of the first router; 0: any free one")
     parser.add_argument("--threads", type=int, default=0, help="of each worker (default: one a core)")
+    parser.add_argument("--local-prefill-below", help="decode workers compute prompts with fewer new tokens "
+                        "themselves (default: the program's; max: all)")
     parser.add_argument("--limit", type=float, default=60, help="seconds to wait for start or stop")
     parser.add_argument("--prompt", default="Tell me about page tables.", help="for demo")
     args = parser.parse_args()
