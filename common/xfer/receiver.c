@@ -382,6 +382,18 @@ static void handle_terminal(struct dmk_receiver *rx, struct dmk_rx_endpoint *e,
     feed(rx, t, m->ok ? DMK_RECEIVE_EV_TERMINAL_OK : DMK_RECEIVE_EV_TERMINAL_FAIL, guards, &cause);
 }
 
+/* Whoever says what we do not understand is not a P of ours. */
+static void refuse_endpoint(struct dmk_receiver *rx, struct dmk_xfer_ep *ep)
+{
+    struct dmk_rx_endpoint *e = rx->conf.ops->ep_user(ep);
+
+    if (e) {
+        dmk_rx_endpoint_close(rx, e);
+    } else {
+        rx->conf.ops->ep_close(rx->conf.xfer, ep, NULL, NULL);
+    }
+}
+
 bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struct dmk_bytes message,
                           uint64_t now_ns)
 {
@@ -395,12 +407,13 @@ bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struc
     if (dmk_message_decode(message, &m) < 0 ||
         (m.type != DMK_MESSAGE_CLAIM && m.type != DMK_MESSAGE_TERMINAL) ||
         m.from_incarnation == 0) {
+        refuse_endpoint(rx, ep);
         return false;
     }
     e = dmk_rx_endpoint_take(rx, ep);
     if (!e) {
         dmk_log_debug("transfer endpoint refused, all %u are in use", rx->conf.max_endpoints);
-        rx->conf.ops->ep_close(rx->conf.xfer, ep, NULL, NULL);
+        refuse_endpoint(rx, ep);
         return true;
     }
     e->heard_ns = now_ns;

@@ -75,7 +75,8 @@ void dmk_receiver_finish(struct dmk_receiver *rx, uint64_t key);
 /* `closed{cookie}` relayed by a router. */
 void dmk_receiver_closed_word(struct dmk_receiver *rx, struct dmk_id128 cookie, uint64_t now_ns);
 
-/* From the transport's events. A message that is not ours returns false (the caller closes ep). */
+/* From the transport's events. A message that is not ours returns false;
+ * its endpoint is then closed. */
 bool dmk_receiver_message(struct dmk_receiver *rx, struct dmk_xfer_ep *ep, struct dmk_bytes message,
                           uint64_t now_ns);
 /* Takes the broken endpoint and gives it back to the transport, known or not. */

@@ -450,8 +450,13 @@ bool dmk_sender_message(struct dmk_sender *tx, struct dmk_xfer_ep *ep, struct dm
         return true;
     }
     tx->now_ns = now_ns;
-    if (!e || dmk_message_decode(message, &m) < 0 ||
+    if (!e) {
+        tx->conf.ops->ep_close(tx->conf.xfer, ep, NULL, NULL); /* nobody has to connect to us */
+        return false;
+    }
+    if (dmk_message_decode(message, &m) < 0 ||
         (m.type != DMK_MESSAGE_REPLY && m.type != DMK_MESSAGE_ANSWER)) {
+        dmk_sender_endpoint_lose(tx, e);
         return false;
     }
     e->heard = true;

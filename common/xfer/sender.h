@@ -81,7 +81,8 @@ void dmk_sender_cancel(struct dmk_sender *tx, uint64_t job);
 void dmk_sender_quiet_ask(struct dmk_sender *tx, struct dmk_id128 cookie, uint64_t p_incarnation,
                           uint64_t d_incarnation);
 
-/* From the transport's events. A message that is not ours returns false (the caller closes ep). */
+/* From the transport's events. A message that is not ours returns false;
+ * its endpoint is then closed. */
 bool dmk_sender_message(struct dmk_sender *tx, struct dmk_xfer_ep *ep, struct dmk_bytes message,
                         uint64_t now_ns);
 /* Takes the broken endpoint and gives it back to the transport, known or not. */

@@ -150,9 +150,7 @@ static void d_message(void *ud, struct dmk_xfer_ep *ep, struct dmk_bytes message
 {
     struct cell *c = ud;
 
-    if (!dmk_decode_xfer_message(c->decode, ep, message, c->now_ns)) {
-        dmk_xfer_loopback_ops.ep_close(c->d_node, ep, NULL, NULL);
-    }
+    (void)dmk_decode_xfer_message(c->decode, ep, message, c->now_ns);
 }
 
 static void d_closed(void *ud, struct dmk_xfer_ep *ep, int status)
@@ -167,9 +165,7 @@ static void p_message(void *ud, struct dmk_xfer_ep *ep, struct dmk_bytes message
 {
     struct cell *c = ud;
 
-    if (!dmk_prefill_xfer_message(c->prefill, ep, message, c->now_ns)) {
-        dmk_xfer_loopback_ops.ep_close(c->p_node, ep, NULL, NULL);
-    }
+    (void)dmk_prefill_xfer_message(c->prefill, ep, message, c->now_ns);
 }
 
 static void p_closed(void *ud, struct dmk_xfer_ep *ep, int status)

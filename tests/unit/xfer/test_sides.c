@@ -156,9 +156,7 @@ static void on_rx_message(void *ud, struct dmk_xfer_ep *ep, struct dmk_bytes mes
 {
     struct stage *g = ud;
 
-    if (!dmk_receiver_message(g->rx, ep, message, g->now)) {
-        g->ops->ep_close(g->x, ep, NULL, NULL);
-    }
+    (void)dmk_receiver_message(g->rx, ep, message, g->now);
 }
 
 static void on_rx_closed(void *ud, struct dmk_xfer_ep *ep, int status)
