@@ -63,7 +63,7 @@ static const struct dmk_conf_option options[] = {
     {"reserve-timeout", DMK_CONF_MS, "10s", 1, 86400000, NULL,
      "longest wait for a decode worker's answer to a reservation; beyond it the attempt has failed",
      AT(reserve_timeout_ms)},
-    {"prefill-timeout", DMK_CONF_MS, "120s", 1, 86400000, NULL,
+    {"prefill-timeout", DMK_CONF_MS, "300s", 1, 86400000, NULL,
      "from the reservation to the first token; beyond it the attempt has failed",
      AT(prefill_timeout_ms)},
     {"token-timeout", DMK_CONF_MS, "120s", 1, 86400000, NULL,

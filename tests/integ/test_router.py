@@ -625,6 +625,19 @@ def test_worker_comes_back(workers):
         assert again.messages("generate")
 
 
+def test_host_names_are_looked_up(workers):
+    d = workers("decode", script=says(HELLO))
+    name = type("Named", (), {"address": f"localhost:{d.port}"})
+    with Router(decode=[name], args=["--resolve-every", "100ms"]) as r:
+        fleet = json.loads(r.get("/health")[2])["fleet"]
+        assert [w["address"] for w in fleet if w["up"]] == [d.address]
+        assert r.chat()[0] == 200
+    missing = type("Named", (), {"address": "nowhere.invalid:1"})
+    with Router(decode=[d, missing]) as r:
+        assert r.chat()[0] == 200
+        r.wait_log("nowhere.invalid of workers can not be looked up")
+
+
 def test_draining_worker_gets_no_new_work(workers):
     d = [workers("decode", script=says(HELLO)), workers("decode", script=says(HELLO))]
     with Router(decode=d) as r:
