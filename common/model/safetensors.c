@@ -290,6 +290,7 @@ static int parse_header(struct dmk_safetensors *file, struct dmk_error *reterr)
     uint64_t len = 0;
     int r;
 
+    dmk_assert(file->map && file->map_bytes >= 8); /* by map_file */
     for (int i = 7; i >= 0; i--) {
         len = len << 8 | file->map[i];
     }

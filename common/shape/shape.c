@@ -8,7 +8,8 @@
 #include <string.h>
 #include "common/base/assert.h"
 
-#define HEAD_BLOCK_ROWS 1571u /* the head's reductions run in blocks of this many vocabulary rows  \
+#define HEAD_BLOCK_ROWS                                                                            \
+    1571u /* the head's reductions run in blocks of this many vocabulary rows  \
                                */
 #define MAX_RANKS 8u
 

@@ -1,6 +1,8 @@
 /* The small files of a synthetic checkpoint: headers, index, config, generation config. */
 #include "tools/tinymodel/internal.h"
 
+#include <inttypes.h>
+
 void tm_text_header(const struct tm_plan *plan, uint32_t file, struct dmk_buf *out)
 {
     dmk_buf_puts(out, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -15,8 +17,8 @@ void tm_text_header(const struct tm_plan *plan, uint32_t file, struct dmk_buf *o
         for (uint32_t d = 0; d < t->rank; d++) {
             dmk_buf_printf(out, "%s%llu", d ? "," : "", (unsigned long long)t->dims[d]);
         }
-        dmk_buf_printf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)t->offset,
-                       (unsigned long long)(t->offset + t->n_bytes));
+        dmk_buf_printf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->offset,
+                       t->offset + t->n_bytes);
     }
     dmk_buf_putc(out, '}');
     while (out->len % 8 != 0) {
