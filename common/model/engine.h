@@ -27,7 +27,8 @@ struct dmk_engine_conf {
     uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step */
     uint32_t max_step_seqs;
     uint32_t max_logit_rows;
-    void (*on_progress)(void *ud, uint64_t done_bytes, uint64_t total_bytes); /* while loading; may be NULL */
+    void (*on_progress)(void *ud, uint64_t done_bytes,
+                        uint64_t total_bytes); /* while loading; may be NULL */
     void *ud;
 };
 
@@ -40,7 +41,7 @@ struct dmk_step_seq {
     const uint32_t *ids; /* [n_tokens] */
     uint32_t n_tokens;
     uint32_t pos;
-    const uint32_t *full_pages; /* [pages_for(pos + n_tokens)] page ids of the full pool */
+    const uint32_t *full_pages;         /* [pages_for(pos + n_tokens)] page ids of the full pool */
     uint32_t ring[DMK_WINDOW_RING_MAX]; /* window page of each ring slot */
     uint32_t n_ring;                    /* 3, or 4 with speculation */
     enum dmk_logits logits;

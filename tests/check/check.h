@@ -42,6 +42,7 @@ uint8_t *check_bytes(struct check *c, size_t n);
 void check_bench(struct check *c, const char *what, void (*fn)(void *ud), void *ud, double bytes,
                  double flops);
 
+void check_exp(struct check *c);
 void check_linear(struct check *c);
 void check_rows(struct check *c);
 void check_attn(struct check *c);
