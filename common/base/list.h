@@ -34,4 +34,15 @@ static inline void dmk_list_remove(struct dmk_list *node)
     node->next = node->prev = node;
 }
 
+/* Takes the first node off; the list is not empty. */
+static inline struct dmk_list *dmk_list_pop(struct dmk_list *head)
+{
+    struct dmk_list *node = head->next;
+
+    head->next = node->next;
+    node->next->prev = head;
+    node->next = node->prev = node;
+    return node;
+}
+
 #define dmk_container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))

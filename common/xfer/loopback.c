@@ -25,10 +25,7 @@ int dmk_loopback_new(const struct dmk_loopback_conf *conf, struct dmk_loopback *
 static void free_ops(struct half *half)
 {
     while (!dmk_list_empty(&half->ops)) {
-        struct op *op = dmk_container_of(half->ops.next, struct op, link);
-
-        dmk_list_remove(&op->link);
-        free(op);
+        free(dmk_container_of(dmk_list_pop(&half->ops), struct op, link));
     }
 }
 
@@ -40,27 +37,24 @@ void dmk_loopback_free(struct dmk_loopback **fabric)
         return;
     }
     while (!dmk_list_empty(&f->events)) {
-        dmk_loopback_event_free(dmk_container_of(f->events.next, struct event, link));
+        dmk_loopback_event_free(dmk_container_of(dmk_list_pop(&f->events), struct event, link));
     }
     while (!dmk_list_empty(&f->conns)) {
-        struct conn *conn = dmk_container_of(f->conns.next, struct conn, link);
+        struct conn *conn = dmk_container_of(dmk_list_pop(&f->conns), struct conn, link);
 
-        dmk_list_remove(&conn->link);
         free_ops(&conn->half[0]);
         free_ops(&conn->half[1]);
         free(conn);
     }
     while (!dmk_list_empty(&f->mems)) {
-        struct mem *mem = dmk_container_of(f->mems.next, struct mem, link);
+        struct mem *mem = dmk_container_of(dmk_list_pop(&f->mems), struct mem, link);
 
-        dmk_list_remove(&mem->link);
         free(mem);
     }
     while (!dmk_list_empty(&f->nodes)) {
-        struct node *node = dmk_container_of(f->nodes.next, struct node, link);
+        struct node *node = dmk_container_of(dmk_list_pop(&f->nodes), struct node, link);
 
         dmk_assert(node->closed);
-        dmk_list_remove(&node->link);
         free(node);
     }
     free(f);

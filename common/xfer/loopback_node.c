@@ -61,7 +61,7 @@ static void close_node(struct dmk_xfer *x)
         struct half *half = dmk_container_of(h, struct half, link);
 
         while (!dmk_list_empty(&half->ops)) {
-            drop_op(dmk_container_of(half->ops.next, struct op, link));
+            drop_op(dmk_container_of(dmk_list_pop(&half->ops), struct op, link));
         }
         if (half->state != HALF_CLOSED) {
             half->state = HALF_CLOSED;
@@ -271,7 +271,7 @@ static int send_message(struct dmk_xfer_ep *ep, struct dmk_bytes message)
 static void fail_ops(struct half *half, int status)
 {
     while (!dmk_list_empty(&half->ops)) {
-        struct op *op = dmk_container_of(half->ops.next, struct op, link);
+        struct op *op = dmk_container_of(dmk_list_pop(&half->ops), struct op, link);
         const dmk_xfer_done_fn done = op->called ? NULL : op->done;
         void *ud = op->ud;
 
@@ -282,7 +282,7 @@ static void fail_ops(struct half *half, int status)
     }
 }
 
-/* Calls back the first operation that has ended; false when there is none. */
+/* Sees off the first operation that has ended; false when there is none. */
 static bool complete_one(struct half *half)
 {
     bool blocked = false; /* an earlier put has not landed */
@@ -305,7 +305,7 @@ static bool complete_one(struct half *half)
         }
         if (!op->flush && op->landed) {
             drop_op(op);
-            continue;
+            return true;
         }
         blocked = true;
     }

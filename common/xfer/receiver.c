@@ -159,6 +159,7 @@ static void change_state(struct dmk_receiver *rx, struct dmk_rx_ticket *t,
         t->due_ns = rx->now_ns + rx->conf.transfer_budget_ns;
         break;
     case DMK_RECEIVE_DRAINING:
+        dmk_assert(t->claimant);
         t->claimant->draining_pages += t->n_pages;
         t->due_ns = rx->now_ns + rx->conf.quiet_ask_every_ns;
         break;
@@ -175,6 +176,7 @@ static void change_state(struct dmk_receiver *rx, struct dmk_rx_ticket *t,
 
 static void bind_claim(struct dmk_rx_ticket *t, const struct cause *cause)
 {
+    dmk_assert(cause->endpoint && cause->claimant && cause->message);
     t->endpoint = cause->endpoint;
     t->claimant = cause->claimant;
     t->claimant->n_tickets++;

@@ -131,6 +131,7 @@ static int send_message(struct dmk_sender *tx, struct job *job, struct dmk_messa
     struct dmk_bytes bytes;
     int r;
 
+    dmk_assert(job->endpoint);
     m->from_incarnation = tx->conf.incarnation;
     m->to_incarnation = job->ticket->d_incarnation;
     m->worker = tx->worker;

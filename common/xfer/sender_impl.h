@@ -88,7 +88,10 @@ int dmk_sender_endpoint_take(struct dmk_sender *tx, const struct dmk_ticket *tic
 /* EP_GONE to its jobs now, RETIRED to those that fail once it is closed. */
 void dmk_sender_endpoint_lose(struct dmk_sender *tx, struct endpoint *endpoint);
 /* Whether a message may go out on it. */
-bool dmk_sender_endpoint_works(const struct endpoint *endpoint);
+static inline bool dmk_sender_endpoint_works(const struct endpoint *e)
+{
+    return e && e->ep && !e->closing;
+}
 /* Posts what may be posted, over all jobs; then flushes jobs that have nothing left. */
 void dmk_sender_pump(struct dmk_sender *tx);
 /* A job that fails: RETIRED once none of its puts can land any more. */

@@ -134,11 +134,6 @@ int dmk_sender_endpoint_take(struct dmk_sender *tx, const struct dmk_ticket *t,
     return 0;
 }
 
-bool dmk_sender_endpoint_works(const struct endpoint *e)
-{
-    return e && e->ep && !e->closing;
-}
-
 static void on_endpoint_closed(void *ud, int status)
 {
     struct endpoint *e = ud;

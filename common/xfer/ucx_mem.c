@@ -109,7 +109,7 @@ void ucx_key_free(struct dmk_xfer_key **k)
 void ucx_keys_bury(struct ucx_ep *ep)
 {
     while (!dmk_list_empty(&ep->dead_keys)) {
-        destroy_key(dmk_container_of(ep->dead_keys.next, struct ucx_key, link));
+        destroy_key(dmk_container_of(dmk_list_pop(&ep->dead_keys), struct ucx_key, link));
     }
 }
 
