@@ -282,32 +282,28 @@ static void fail_ops(struct half *half, int status)
     }
 }
 
-/* Sees off the first operation that has ended; false when there is none. */
+/* Sees off an operation that has ended; false when there is none. Operations leave at the head of the list
+ * only, so a flush that stands there has nothing before it that has not landed. */
 static bool complete_one(struct half *half)
 {
-    bool blocked = false; /* an earlier put has not landed */
-
-    for (struct dmk_list *at = half->ops.next, *next; at != &half->ops; at = next) {
+    for (struct dmk_list *at = half->ops.next; at != &half->ops; at = at->next) {
         struct op *op = dmk_container_of(at, struct op, link);
-        const dmk_xfer_done_fn done = op->done;
-        void *ud = op->ud;
 
-        next = at->next;
-        if (op->flush && !blocked) {
-            drop_op(op);
-            done(ud, 0);
-            return true;
-        }
-        if (!op->flush && op->local && !op->called) {
+        if (op->local && !op->called) {
             op->called = true;
-            done(ud, 0);
+            op->done(op->ud, 0);
             return true;
         }
-        if (!op->flush && op->landed) {
-            drop_op(op);
+        if (at == half->ops.next && (op->flush || (op->called && op->landed))) {
+            const dmk_xfer_done_fn done = op->flush ? op->done : NULL;
+            void *ud = op->ud;
+
+            drop_op(dmk_container_of(dmk_list_pop(&half->ops), struct op, link));
+            if (done) {
+                done(ud, 0);
+            }
             return true;
         }
-        blocked = true;
     }
     return false;
 }

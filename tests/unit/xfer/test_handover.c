@@ -10,7 +10,7 @@
 #include "world.h"
 
 static uint64_t first_seed = 1;
-static uint32_t n_seeds = 400;
+static uint32_t n_seeds = 1000;
 
 static void run_seeds(enum dmk_xfer_lane lane, bool faults, bool disasters,
                       struct world_result *ret_sum)
