@@ -41,6 +41,7 @@ static struct dmk_weights *write_and_open(const struct dmk_tinymodel_conf *conf)
     }
     if (r < 0 || !w) {
         fail_msg("%s", err.text);
+        return NULL;
     }
     assert_int_equal(w->total_bytes, bytes);
     return w;
