@@ -445,12 +445,23 @@ static void test_tiny_whole(void **state)
     dmk_safetensors_close(&file);
 }
 
-int main(void)
+/* test_vectors tiny | wide */
+int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest tiny_tests[] = {
         cmocka_unit_test(test_tiny_layers),
         cmocka_unit_test(test_tiny_whole),
+    };
+    const struct CMUnitTest wide_tests[] = {
         cmocka_unit_test(test_wide_layers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+
+    if (argc == 2 && strcmp(argv[1], "tiny") == 0) {
+        return cmocka_run_group_tests(tiny_tests, NULL, NULL);
+    }
+    if (argc == 2 && strcmp(argv[1], "wide") == 0) {
+        return cmocka_run_group_tests(wide_tests, NULL, NULL);
+    }
+    (void)fprintf(stderr, "usage: test_vectors tiny | wide\n");
+    return 2;
 }
