@@ -38,7 +38,7 @@ static const struct dmk_conf_option own_options[] = {
 };
 
 /* The joined table lives as long as the process: the conf is freed with it. */
-static struct dmk_conf_program program_of(void)
+const struct dmk_conf_option *dmk_decode_options_table(size_t *ret_n)
 {
     static struct dmk_conf_option *options;
     static size_t n;
@@ -47,6 +47,15 @@ static struct dmk_conf_program program_of(void)
         options =
             dmk_worker_options_join(own_options, sizeof(own_options) / sizeof(own_options[0]), &n);
     }
+    *ret_n = n;
+    return options;
+}
+
+static struct dmk_conf_program program_of(void)
+{
+    size_t n;
+    const struct dmk_conf_option *options = dmk_decode_options_table(&n);
+
     return (struct dmk_conf_program){
         .name = "damask-decode",
         .summary =
@@ -58,7 +67,7 @@ static struct dmk_conf_program program_of(void)
     };
 }
 
-static int parse_below(const char *text, uint32_t *ret, struct dmk_error *reterr)
+int dmk_decode_options_below(const char *text, uint32_t *ret, struct dmk_error *reterr)
 {
     char *end = NULL;
     unsigned long v;
@@ -84,7 +93,7 @@ int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *co
     const struct dmk_conf_program program = program_of();
     const int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
-    return r == 0 ? parse_below(conf->local_prefill_below, ret_below, reterr) : r;
+    return r == 0 ? dmk_decode_options_below(conf->local_prefill_below, ret_below, reterr) : r;
 }
 
 void dmk_decode_options_free(struct dmk_decode_options *conf)

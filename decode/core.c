@@ -52,7 +52,9 @@ static int allocate(struct dmk_decode_core *core)
     core->pages_storage = calloc((size_t)core->n_slots * core->max_pages, sizeof(uint32_t));
     core->requests = calloc(c->max_sequences, sizeof(*core->requests));
     core->ticket = calloc(1, sizeof(*core->ticket));
-    core->logits = calloc((size_t)c->max_logit_rows * c->engine.shape->vocab, sizeof(float));
+    if (!c->engine.pick) {
+        core->logits = calloc((size_t)c->max_logit_rows * c->engine.shape->vocab, sizeof(float));
+    }
     core->by_age = calloc(core->n_slots, sizeof(*core->by_age));
     core->sched = calloc(core->n_slots, sizeof(*core->sched));
     core->picks = calloc(core->n_slots, sizeof(*core->picks));
@@ -63,9 +65,9 @@ static int allocate(struct dmk_decode_core *core)
     step->results = calloc(c->max_logit_rows, sizeof(*step->results));
     dmk_buf_init(&core->ticket_blob, DMK_TICKET_MAX_BYTES);
     if (!core->groups || !core->seqs || !core->ids_storage || !core->pages_storage ||
-        !core->requests || !core->ticket || !core->logits || !core->by_age || !core->sched ||
-        !core->picks || !step->seqs || !step->slots || !step->copies || !step->rows ||
-        !step->results) {
+        !core->requests || !core->ticket || (!c->engine.pick && !core->logits) || !core->by_age ||
+        !core->sched || !core->picks || !step->seqs || !step->slots || !step->copies ||
+        !step->rows || !step->results) {
         return -DMK_ENOMEM;
     }
     for (uint32_t i = 0; i < core->n_slots; i++) {

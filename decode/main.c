@@ -14,7 +14,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "damask-decode: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        status = dmk_decode_serve(&options, below);
+        status = dmk_decode_serve(&options, below, NULL);
     }
     dmk_decode_options_free(&options);
     return status;

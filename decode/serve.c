@@ -9,6 +9,7 @@
 
 struct serve {
     const struct dmk_decode_options *options;
+    const struct dmk_engine_source *source; /* NULL: the worker's own engine */
     uint32_t local_prefill_below;
     struct dmk_worker *worker;
     struct dmk_decode_core *core;
@@ -358,13 +359,31 @@ static void close_core(void *ud)
     dmk_decode_core_free(&s->core);
 }
 
-int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_prefill_below)
+static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
 {
-    struct serve s = {.options = options, .local_prefill_below = local_prefill_below};
+    const struct serve *s = ud;
+
+    return s->source->open(s->source->ud, ret_port, reterr);
+}
+
+static void close_engine(void *ud)
+{
+    const struct serve *s = ud;
+
+    s->source->close(s->source->ud);
+}
+
+int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_prefill_below,
+                     const struct dmk_engine_source *source)
+{
+    struct serve s = {
+        .options = options, .source = source, .local_prefill_below = local_prefill_below};
     const struct dmk_worker_role role = {
         .decode = true,
         .program = "damask-decode",
         .ud = &s,
+        .open_engine = source ? open_engine : NULL,
+        .close_engine = source ? close_engine : NULL,
         .engine_conf = engine_conf,
         .open = open_core,
         .close = close_core,

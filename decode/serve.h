@@ -5,5 +5,6 @@
 #include "common/worker/worker.h"
 #include "decode/conf.h"
 
-/* Runs until the worker's end; returns the exit status. */
-int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_prefill_below);
+/* Runs until the worker's end; returns the exit status. source: NULL for the engine that the options name. */
+int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_prefill_below,
+                     const struct dmk_engine_source *source);

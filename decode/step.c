@@ -188,6 +188,25 @@ static int sample_row(struct dmk_decode_core *core, const struct row *row, const
     return dmk_sample(core->sampler, &q->sampling, &context, logits, ret);
 }
 
+/* An engine that picks tokens itself knows no probabilities. */
+static void pick_row(const struct dmk_decode_core *core, uint32_t index, const struct row *row,
+                     struct dmk_sample_result *ret)
+{
+    const struct seq *seq = &core->seqs[row->seq];
+    const struct request *q = &core->requests[seq->request];
+    const struct dmk_engine_pick pick = {
+        .row = index,
+        .ids = seq->ids,
+        .n_prompt = q->n_prompt,
+        .n_ids = seq->n_ids,
+        .may_end = seq->n_ids - q->n_prompt >= q->min_tokens,
+    };
+
+    *ret = (struct dmk_sample_result){
+        .id = row->score ? seq->ids[row->pos + 1]
+                         : core->conf.engine.pick(core->conf.engine.engine, &pick)};
+}
+
 void dmk_decode_run(struct dmk_decode_step *step)
 {
     struct dmk_decode_core *core = step->core;
@@ -196,9 +215,12 @@ void dmk_decode_run(struct dmk_decode_step *step)
     step->status = core->conf.engine.step(core->conf.engine.engine, &step->step);
     for (uint32_t i = 0; step->status == 0 && i < step->n_rows; i++) {
         struct row *row = &step->rows[i];
-        const float *logits = core->logits + i * vocab;
+        const float *logits = core->logits ? core->logits + i * vocab : NULL;
 
-        if (row->score) {
+        if (core->conf.engine.pick) {
+            row->status = 0;
+            pick_row(core, i, row, &step->results[i]);
+        } else if (row->score) {
             const struct seq *seq = &core->seqs[row->seq];
             const struct request *q = &core->requests[seq->request];
 

@@ -21,7 +21,7 @@ static const struct dmk_conf_option own_options[] = {
 };
 
 /* The joined table lives as long as the process: the conf is freed with it. */
-static struct dmk_conf_program program_of(void)
+const struct dmk_conf_option *dmk_prefill_options_table(size_t *ret_n)
 {
     static struct dmk_conf_option *options;
     static size_t n;
@@ -30,6 +30,15 @@ static struct dmk_conf_program program_of(void)
         options =
             dmk_worker_options_join(own_options, sizeof(own_options) / sizeof(own_options[0]), &n);
     }
+    *ret_n = n;
+    return options;
+}
+
+static struct dmk_conf_program program_of(void)
+{
+    size_t n;
+    const struct dmk_conf_option *options = dmk_prefill_options_table(&n);
+
     return (struct dmk_conf_program){
         .name = "damask-prefill",
         .summary = "Prefill worker: computes the keys and values of prompts and writes them into "

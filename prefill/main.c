@@ -13,7 +13,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "damask-prefill: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        status = dmk_prefill_serve(&options);
+        status = dmk_prefill_serve(&options, NULL);
     }
     dmk_prefill_options_free(&options);
     return status;

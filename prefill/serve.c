@@ -9,6 +9,7 @@
 
 struct serve {
     const struct dmk_prefill_options *options;
+    const struct dmk_engine_source *source; /* NULL: the worker's own engine */
     struct dmk_worker *worker;
     struct dmk_prefill_core *core;
     struct dmk_prefill_step *step;
@@ -374,12 +375,29 @@ static void close_core(void *ud)
     dmk_prefill_core_free(&s->core);
 }
 
-int dmk_prefill_serve(const struct dmk_prefill_options *options)
+static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
 {
-    struct serve s = {.options = options};
+    const struct serve *s = ud;
+
+    return s->source->open(s->source->ud, ret_port, reterr);
+}
+
+static void close_engine(void *ud)
+{
+    const struct serve *s = ud;
+
+    s->source->close(s->source->ud);
+}
+
+int dmk_prefill_serve(const struct dmk_prefill_options *options,
+                      const struct dmk_engine_source *source)
+{
+    struct serve s = {.options = options, .source = source};
     const struct dmk_worker_role role = {
         .program = "damask-prefill",
         .ud = &s,
+        .open_engine = source ? open_engine : NULL,
+        .close_engine = source ? close_engine : NULL,
         .engine_conf = engine_conf,
         .open = open_core,
         .close = close_core,

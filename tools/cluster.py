@@ -102,11 +102,12 @@ class Cluster:
     def __init__(self, build, model, *, prefill=1, decode=1, routers=1, prefill_tp=1, decode_tp=1,
                  decode_dp=1, transport="tcp", model_name="gpt-oss-tiny", http_port=0, grpc_port=0,
                  name="default", threads=0, prefill_args=(), decode_args=(), router_args=(),
-                 env=None):
+                 env=None, mock=False):
         self.build = pathlib.Path(build).resolve()
         self.dir = self.build / "cluster" / name
         self.dir.mkdir(parents=True, exist_ok=True)
         self.model, self.model_name, self.env = pathlib.Path(model), model_name, env
+        self.mock = mock  # workers without a model; model is then only a name
         self.prefill = [self._worker("prefill", i, prefill_tp, 1, transport, threads, prefill_args)
                         for i in range(prefill)]
         self.decode = [self._worker("decode", i, decode_tp, decode_dp, transport, threads, decode_args)
@@ -122,8 +123,10 @@ class Cluster:
     def _worker(self, role, i, tp, dp, transport, threads, extra):
         name = f"{role}-{i}"
         rpc, admin = free_port(), free_port()
-        argv = [self.build / role / f"damask-{role}", "--worker-id", name, "--model", self.model,
-                "--model-name", self.model_name, "--listen", f"127.0.0.1:{rpc}",
+        argv = [self.build / role / f"damask-{role}"]
+        if self.mock:
+            argv = [self.build / "tools" / "damask", "mock", role]
+        argv += ["--worker-id", name, "--model", self.model, "--model-name", self.model_name, "--listen", f"127.0.0.1:{rpc}",
                 "--admin-host", "127.0.0.1", "--admin-port", admin, "--tp", tp,
                 "--xfer-transport", transport]
         argv += ["--dp", dp] if role == "decode" else []
@@ -220,7 +223,8 @@ def tiny_model(build):
 
 
 def from_args(args):
-    return Cluster(args.build, args.model or tiny_model(args.build), prefill=args.prefill,
+    model = args.model or ("mock" if args.mock else tiny_model(args.build))
+    return Cluster(args.build, model, mock=args.mock, prefill=args.prefill,
                    decode=args.decode, routers=args.routers, prefill_tp=args.prefill_tp,
                    decode_tp=args.decode_tp, decode_dp=args.decode_ep // args.decode_tp,
                    transport=args.transport, http_port=args.http_port, grpc_port=args.grpc_port,
@@ -339,6 +343,8 @@ def main():
                         "(tp x dp; default: tp)")
     parser.add_argument("--transport", default="tcp", choices=["tcp", "shm"], help="how pages travel")
     parser.add_argument("--model", help="checkpoint folder (default: a tiny one, made once)")
+    parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
+                        "GPU (damask mock)")
     parser.add_argument("--model-name", default="gpt-oss-tiny", help="name that clients use")
     parser.add_argument("--http-port", type=int, default=8000, help="of the first router; 0: any free one")
     parser.add_argument("--grpc-port", type=int, default=8001, help="of the first router; 0: any free one")

@@ -11,6 +11,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"chat", "conversations to token ids, token ids to messages", dmk_cmd_chat},
+    {"mock", "a worker without a model: the real protocol at a configured speed", dmk_cmd_mock},
     {"tinymodel", "write a gpt-oss checkpoint with seeded weights, of any size", dmk_cmd_tinymodel},
     {"tokenize", "turn text into token ids, or ids into text", dmk_cmd_tokenize},
 };

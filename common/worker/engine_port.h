@@ -7,6 +7,14 @@
 
 #define DMK_PORT_MAX_RANKS 8
 
+/* Where an engine that picks tokens itself is asked for one. */
+struct dmk_engine_pick {
+    uint32_t row;        /* among the step's rows of logits */
+    const uint32_t *ids; /* prompt and answer so far */
+    uint32_t n_prompt, n_ids;
+    bool may_end; /* an end id may be picked */
+};
+
 struct dmk_engine_port {
     const struct dmk_shape *shape;
     struct dmk_layout layout; /* dp groups of tp ranks */
@@ -16,7 +24,18 @@ struct dmk_engine_port {
     const struct dmk_kv_mem *kv[DMK_PORT_MAX_RANKS];
     /* As dmk_engine_step; called by one thread at a time. */
     int (*step)(void *engine, const struct dmk_step *step);
+    /* NULL: tokens are sampled from the logits of the step. Else the step writes no logits (they are NULL),
+     * and this gives the token of one of its rows, on the same thread, before the next step. */
+    uint32_t (*pick)(void *engine, const struct dmk_engine_pick *pick);
     void *engine;
+};
+
+/* Another engine than the one that the worker's options name. open runs on the engine's thread, and close
+ * too, after a good open. */
+struct dmk_engine_source {
+    int (*open)(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr);
+    void (*close)(void *ud);
+    void *ud;
 };
 
 static inline int dmk_engine_port_step(void *engine, const struct dmk_step *step)

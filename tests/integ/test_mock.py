@@ -1,0 +1,74 @@
+"""Workers without a model (damask mock): the real protocol, answers that depend on the request only, and the
+speed that was asked for."""
+
+import json
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+from cluster import Cluster
+from conftest import pools_balance
+
+STEP_MS = 10
+
+
+def mocks(build, name, prefill, below):
+    return Cluster(build, "mock", mock=True, prefill=prefill, decode=1, name=name,
+                   prefill_args=["--prompt-token-us", "1"],
+                   decode_args=["--step-us", STEP_MS * 1000, "--prompt-token-us", "1",
+                                "--local-prefill-below", below])
+
+
+@pytest.fixture(scope="module")
+def split(build):
+    with mocks(build, "mock-split", 1, "0") as c:
+        yield c
+
+
+@pytest.fixture(scope="module")
+def alone(build):
+    with mocks(build, "mock-alone", 0, "max") as c:
+        yield c
+
+
+def post(cluster, path, **body):
+    request = urllib.request.Request(cluster.url + path, json.dumps({"model": cluster.model_name, **body}).encode(),
+                                     {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 129, 700, 5000])
+def test_split_equals_alone(split, alone, length):
+    prompt = [(i * 7919 + length) % 190000 for i in range(length)]
+    want = post(alone, "/v1/completions", prompt=prompt, max_tokens=12)["choices"][0]["text"]
+    for _ in range(2):  # the second time from the prefix cache
+        got = post(split, "/v1/completions", prompt=prompt, max_tokens=12)
+        assert got["choices"][0]["text"] == want
+        assert got["usage"]["completion_tokens"] == 12
+    for worker in split.prefill + split.decode + alone.decode:
+        pools_balance(worker)
+
+
+def test_a_conversation_is_answered_in_the_final_channel(split):
+    answer = post(split, "/v1/chat/completions", messages=[{"role": "user", "content": "Hello"}], max_tokens=12)
+    message = answer["choices"][0]["message"]
+    assert len(message["content"].split()) == 9  # three more tokens name the channel
+    assert not message.get("tool_calls")
+
+
+def test_a_step_takes_its_time(alone):
+    start = time.monotonic()
+    post(alone, "/v1/completions", prompt="time", max_tokens=30)
+    assert time.monotonic() - start >= 30 * STEP_MS / 1000
+
+
+@pytest.mark.parametrize("args, says", [(["decode", "--tp", "2"], "one rank"),
+                                        (["prefill", "--page-bytes", "700"], "multiple of 512"),
+                                        (["engine"], "usage")])
+def test_refuses_what_a_mock_can_not_do(build, args, says):
+    done = subprocess.run([build / "tools" / "damask", "mock", *args], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert says in done.stderr

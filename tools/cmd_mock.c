@@ -1,0 +1,218 @@
+/* damask mock prefill | decode: a worker without a model, for users without accelerators and for measuring
+ * routers. It is the real worker, with the real protocol, pages, tickets and transfers; only its engine is
+ * one that waits and makes words of hashes (tools/mock/engine.h). */
+#include "tools/damask.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/assert.h"
+#include "common/base/log.h"
+#include "decode/serve.h"
+#include "prefill/serve.h"
+#include "tools/mock/engine.h"
+
+struct own {
+    double step_us, sequence_us, prompt_token_us;
+    uint32_t page_bytes, mean_tokens;
+    char *step_log;
+};
+
+#define AT(f) offsetof(struct own, f)
+
+static const struct dmk_conf_option own_options[] = {
+    {"step-us", DMK_CONF_DOUBLE, "5000", 0, 1e9, NULL, "Microseconds that every step takes.",
+     AT(step_us)},
+    {"sequence-us", DMK_CONF_DOUBLE, "20", 0, 1e9, NULL,
+     "Microseconds more for each sequence that gets a token in the step.", AT(sequence_us)},
+    {"prompt-token-us", DMK_CONF_DOUBLE, "50", 0, 1e9, NULL,
+     "Microseconds more for each prompt token that the step computes.", AT(prompt_token_us)},
+    {"page-bytes", DMK_CONF_U32, "512", 512, 1048576, NULL,
+     "Bytes of a page, a multiple of 512; all workers of a cluster must have the same.",
+     AT(page_bytes)},
+    {"mean-tokens", DMK_CONF_U32, "0", 0, 131072, NULL,
+     "Answers end by themselves after about this many tokens; 0: only at their limit.",
+     AT(mean_tokens)},
+    {"step-log", DMK_CONF_STR, "", 0, 0, NULL,
+     "File for the times at which steps ended (64-bit words, CLOCK_MONOTONIC in ns); tokens are "
+     "then the "
+     "last digits of their steps' numbers.",
+     AT(step_log)},
+};
+#define N_OWN (sizeof(own_options) / sizeof(own_options[0]))
+
+struct decode_options {
+    struct dmk_decode_options role; /* first: its rows write here */
+    struct own own;
+};
+
+struct prefill_options {
+    struct dmk_prefill_options role;
+    struct own own;
+};
+
+/* The role's rows, with other defaults where a mock needs them, then the own ones. Freed with free. */
+static struct dmk_conf_option *join(const struct dmk_conf_option *role, size_t n, size_t at_own)
+{
+    struct dmk_conf_option *all = calloc(n + N_OWN, sizeof(*all));
+
+    dmk_assert(all);
+    for (size_t i = 0; i < n; i++) {
+        all[i] = role[i];
+        if (strcmp(all[i].name, "model") == 0) {
+            all[i].def = "mock";
+            all[i].help = "A name; nothing is read.";
+        } else if (strcmp(all[i].name, "full-pages") == 0) {
+            all[i].def = "65536";
+        } else if (strcmp(all[i].name, "window-pages") == 0) {
+            all[i].def = "16384";
+        } else if (strcmp(all[i].name, "max-sequences") == 0) {
+            all[i].def = "256";
+        }
+    }
+    for (size_t i = 0; i < N_OWN; i++) {
+        all[n + i] = own_options[i];
+        all[n + i].offset += at_own;
+    }
+    return all;
+}
+
+struct source {
+    struct dmk_mock_conf conf;
+    struct dmk_mock_engine *engine;
+};
+
+static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
+{
+    struct source *s = ud;
+    const int r = dmk_mock_engine_new(&s->conf, &s->engine, reterr);
+
+    if (r == 0) {
+        *ret_port = dmk_mock_engine_port(s->engine);
+    }
+    return r;
+}
+
+static void close_engine(void *ud)
+{
+    struct source *s = ud;
+
+    dmk_mock_engine_free(&s->engine);
+}
+
+static int check(const struct dmk_worker_conf *w, const struct own *own, struct dmk_error *reterr)
+{
+    if (w->tp != 1) {
+        return dmk_error_set(reterr, -DMK_EINVAL, "tp is %u: a mock has one rank a group", w->tp);
+    }
+    if (own->page_bytes % DMK_MOCK_PAGE_BYTES != 0) {
+        return dmk_error_set(reterr, -DMK_EINVAL, "page-bytes is %u: a multiple of %u is wanted",
+                             own->page_bytes, DMK_MOCK_PAGE_BYTES);
+    }
+    return 0;
+}
+
+static struct source source_of(const struct dmk_worker_conf *w, const struct own *own, uint32_t dp)
+{
+    return (struct source){.conf = {.dp = dp,
+                                    .n_full_pages = w->full_pages,
+                                    .n_window_pages = w->window_pages,
+                                    .page_bytes = own->page_bytes,
+                                    .step_us = own->step_us,
+                                    .sequence_us = own->sequence_us,
+                                    .prompt_token_us = own->prompt_token_us,
+                                    .mean_tokens = own->mean_tokens,
+                                    .step_log = own->step_log}};
+}
+
+static int mock_decode(int argc, char **argv)
+{
+    size_t n;
+    const struct dmk_conf_option *role = dmk_decode_options_table(&n);
+    struct dmk_conf_option *rows = join(role, n, offsetof(struct decode_options, own));
+    const struct dmk_conf_program program = {
+        .name = "damask mock decode",
+        .summary = "A decode worker without a model: the real protocol at a configured speed.",
+        .usage = "",
+        .env_prefix = "DAMASK_MOCK_",
+        .options = rows,
+        .n_options = n + N_OWN,
+    };
+    struct decode_options o = {0};
+    struct dmk_error err = {0};
+    uint32_t below = 0;
+    int status = 0;
+    int r = dmk_conf_load(&program, argc, argv, &o, NULL, &err);
+
+    if (r == 0) {
+        r = check(&o.role.worker, &o.own, &err);
+    }
+    if (r == 0) {
+        r = dmk_decode_options_below(o.role.local_prefill_below, &below, &err);
+    }
+    if (r < 0) {
+        (void)fprintf(stderr, "damask mock: %s\n", err.text);
+        status = 2;
+    } else if (r == 0) {
+        struct source s = source_of(&o.role.worker, &o.own, o.role.dp);
+        const struct dmk_engine_source source = {open_engine, close_engine, &s};
+
+        status = dmk_decode_serve(&o.role, below, &source);
+    }
+    dmk_conf_free(&program, &o);
+    free(rows);
+    return status;
+}
+
+static int mock_prefill(int argc, char **argv)
+{
+    size_t n;
+    const struct dmk_conf_option *role = dmk_prefill_options_table(&n);
+    struct dmk_conf_option *rows = join(role, n, offsetof(struct prefill_options, own));
+    const struct dmk_conf_program program = {
+        .name = "damask mock prefill",
+        .summary = "A prefill worker without a model: the real protocol at a configured speed.",
+        .usage = "",
+        .env_prefix = "DAMASK_MOCK_",
+        .options = rows,
+        .n_options = n + N_OWN,
+    };
+    struct prefill_options o = {0};
+    struct dmk_error err = {0};
+    int status = 0;
+    int r = dmk_conf_load(&program, argc, argv, &o, NULL, &err);
+
+    if (r == 0) {
+        r = check(&o.role.worker, &o.own, &err);
+    }
+    if (r < 0) {
+        (void)fprintf(stderr, "damask mock: %s\n", err.text);
+        status = 2;
+    } else if (r == 0) {
+        struct source s = source_of(&o.role.worker, &o.own, 1);
+        const struct dmk_engine_source source = {open_engine, close_engine, &s};
+
+        status = dmk_prefill_serve(&o.role, &source);
+    }
+    dmk_conf_free(&program, &o);
+    free(rows);
+    return status;
+}
+
+int dmk_cmd_mock(int argc, char **argv)
+{
+    const char *role = argc > 1 ? argv[1] : "";
+
+    if (strcmp(role, "decode") == 0) {
+        return mock_decode(argc - 1, argv + 1);
+    }
+    if (strcmp(role, "prefill") == 0) {
+        return mock_prefill(argc - 1, argv + 1);
+    }
+    (void)fprintf(strcmp(role, "--help") == 0 ? stdout : stderr,
+                  "usage: damask mock prefill|decode [options]\n\n"
+                  "A worker without a model: the real protocol at a configured speed.\n"
+                  "damask mock decode --help lists the options.\n");
+    return strcmp(role, "--help") == 0 ? 0 : 2;
+}
