@@ -240,7 +240,7 @@ static int read_limits(struct parse *p, const Damask__V1__ChatRequest *in)
         return dmk_api_bad(p->err, "cache_salt", "cache_salt must have at most %d bytes",
                            DMK_ASK_MAX_SALT_BYTES);
     }
-    (void)strcpy(ask->cache_salt, in->cache_salt);
+    (void)snprintf(ask->cache_salt, sizeof(ask->cache_salt), "%s", in->cache_salt);
     for (size_t i = 0; i < in->n_stop; i++) {
         if ((rc = check_text(p, in->stop[i], "stop")) < 0) {
             return rc;
@@ -261,7 +261,7 @@ static int read_model(struct parse *p, const Damask__V1__ChatRequest *in)
         return dmk_api_bad(p->err, "model", "model must have 1 to %d bytes, not %zu",
                            DMK_ASK_MAX_MODEL_BYTES, len);
     }
-    (void)strcpy(p->ask->model, in->model);
+    (void)snprintf(p->ask->model, sizeof(p->ask->model), "%s", in->model);
     return check_text(p, in->model, "model");
 }
 

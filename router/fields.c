@@ -154,7 +154,8 @@ static bool is_neutral(const json_t *v, const char *neutral)
         return strcmp(neutral, "true") == 0;
     case JSON_INTEGER:
     case JSON_REAL:
-        return json_number_value(v) == atof(neutral) && neutral[0] >= '0' && neutral[0] <= '9';
+        return neutral[0] >= '0' && neutral[0] <= '9' &&
+               json_number_value(v) == strtod(neutral, NULL);
     case JSON_STRING:
         return strcmp(neutral, json_string_value(v)) == 0;
     case JSON_ARRAY:

@@ -287,7 +287,7 @@ static void get_models(const struct dmk_router *router, struct dmk_http_req *req
 
         (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
                            dmk_api_quote(name, quoted));
-        (void)strcpy(error.param, "model");
+        (void)snprintf(error.param, sizeof(error.param), "model");
         respond_error(req, &error, NULL);
         dmk_buf_fini(&body);
         return;

@@ -34,7 +34,8 @@ void dmk_out_str(struct dmk_buf *out, struct dmk_str text)
             esc[1] = 't';
             break;
         default:
-            memcpy(esc + 1, "u00", 3);
+            esc[1] = 'u';
+            esc[2] = esc[3] = '0';
             esc[4] = hex[c >> 4];
             esc[5] = hex[c & 15];
             break;

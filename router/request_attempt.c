@@ -139,7 +139,8 @@ static bool fit_context(struct dmk_request *r, uint32_t context)
         return true;
     }
     if (!r->ask.conv) {
-        (void)strcpy(error.param, n_prompt >= context ? "prompt" : "max_tokens");
+        (void)snprintf(error.param, sizeof(error.param), "%s",
+                       n_prompt >= context ? "prompt" : "max_tokens");
     }
     dmk_request__fail(r, &error);
     return false;

@@ -1,6 +1,7 @@
 /* The part of a request that runs on the pool: body to conversation to token ids.
  *
  * The loop does not look at the request's ask before this has come back. */
+#include <stdio.h>
 #include "router/request_internal.h"
 
 static bool knows_model(const struct dmk_router_conf *conf, const char *model)
@@ -34,7 +35,8 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
         dmk_encode(vocab, scratch, dmk_buf_str(&ask->text), &ask->prompt);
     }
     if (ask->prompt.failed) {
-        return dmk_api_bad_code(&r->render_error, "context_length_exceeded", "messages",
+        return dmk_api_bad_code(&r->render_error, "context_length_exceeded",
+                                ask->conv ? "messages" : "prompt",
                                 "the prompt has more than %zu tokens", ask->prompt.max_len);
     }
     return 0;
@@ -55,7 +57,7 @@ void dmk_request__render(void *ud)
         r->render_rc = dmk_api_fail(&r->render_error, 404, "model_not_found",
                                     "the model \"%s\" does not exist here",
                                     dmk_api_quote(dmk_str_from(r->ask.model), quoted));
-        (void)strcpy(r->render_error.param, "model");
+        (void)snprintf(r->render_error.param, sizeof(r->render_error.param), "model");
         return;
     }
     r->format = dmk_format_find(r->ask.conv ? "harmony" : "plain");

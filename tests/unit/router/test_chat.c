@@ -308,12 +308,14 @@ static void test_whole_answer(void **state)
 static void test_stream(void **state)
 {
     struct frames f;
-    char content[32] = "", arguments[32] = "";
+    struct dmk_buf content, arguments;
     unsigned n_roles = 0, n_finish = 0, n_heads = 0;
     const size_t n_frames =
         8; /* role, reasoning, 2 content, call, 2 arguments, finish; then usage */
 
     (void)state;
+    dmk_buf_init(&content, 0);
+    dmk_buf_init(&arguments, 0);
     play(reply(&f, true, 1));
     assert_int_equal(json_array_size(f.list), n_frames + 1);
     for (size_t i = 0; i < n_frames; i++) {
@@ -327,18 +329,20 @@ static void test_stream(void **state)
         n_roles += json_object_get(delta, "role") != NULL;
         n_finish += json_is_string(json_object_get(choice, "finish_reason"));
         if (json_object_get(delta, "content")) {
-            strcat(content, json_string_value(json_object_get(delta, "content")));
+            dmk_buf_puts(&content, json_string_value(json_object_get(delta, "content")));
         }
         if (call) {
             n_heads += json_object_get(call, "id") != NULL;
-            strcat(arguments, str_at(call, "function", "arguments"));
+            dmk_buf_puts(&arguments, str_at(call, "function", "arguments"));
         }
     }
     assert_int_equal(n_roles, 1);
     assert_int_equal(n_finish, 1);
     assert_int_equal(n_heads, 1);
-    assert_string_equal(content, "La la\n");
-    assert_string_equal(arguments, "{\"i\":1}");
+    assert_string_equal(content.data, "La la\n");
+    assert_string_equal(arguments.data, "{\"i\":1}");
+    dmk_buf_fini(&content);
+    dmk_buf_fini(&arguments);
     assert_int_equal(json_array_size(json_object_get(json_array_get(f.list, n_frames), "choices")),
                      0);
     assert_non_null(json_object_get(json_array_get(f.list, n_frames), "usage"));
