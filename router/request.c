@@ -429,16 +429,18 @@ static void on_event(void *ud, struct dmk_worker *worker, const Damask__V1__Work
 static void on_batch_end(void *ud)
 {
     struct dmk_requests *all = ud;
+    struct dmk_list *next;
 
     all->in_batch = false;
-    while (!dmk_list_empty(&all->dirty)) {
-        struct dmk_request *r = dmk_container_of(all->dirty.next, struct dmk_request, dirty);
+    for (struct dmk_list *at = all->dirty.next; at != &all->dirty; at = next) {
+        struct dmk_request *r = dmk_container_of(at, struct dmk_request, dirty);
 
+        next = at->next; /* fronts end no request from within a call */
         dmk_list_remove(&r->dirty);
         if (r->abandoned) {
             end_abandoned(r);
         } else {
-            r->front->flush(r->ud); /* r may be gone after this */
+            r->front->flush(r->ud);
         }
     }
     dmk_requests__pump(all);
