@@ -8,10 +8,10 @@
 #include "kernels/cpu/moe_tmpl.h"
 #include "kernels/cpu/rows_tmpl.h"
 
-_Static_assert(BLOCK_ROWS % TILE_R == 0 && BLOCK_ROWS * TILE_T % 4 == 0 && GEMV_R == 4,
+_Static_assert(BLOCK_ROWS % TILE_R == 0 && BLOCK_ROWS * TILE_T % 4 == 0 && FEW <= TILE_T,
                "tile sizes");
 _Static_assert(BLOCK_ROWS <= DMK_CPU_SCRATCH_ROWS, "scratch");
-_Static_assert(4 % MX_GEMV_R == 0 && VL * HALVES == DMK_LANES, "vector sizes");
+_Static_assert(VL *HALVES == DMK_LANES, "vector sizes");
 _Static_assert(sizeof(struct dot_scratch) <= DMK_CPU_SCRATCH_BYTES, "scratch");
 _Static_assert(sizeof(struct attn_scratch) <= DMK_CPU_SCRATCH_BYTES, "scratch");
 

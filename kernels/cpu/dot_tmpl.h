@@ -10,6 +10,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+#define FEW        4  /* tokens up to which weights go straight from memory into the sums */
 #define BLOCK_ROWS 48 /* weight rows of one item of work; a multiple of TILE_R */
 #define CHUNK      30
 
@@ -18,7 +19,7 @@ struct dot_scratch {
     _Alignas(64) float x[CHUNK * DMK_K_BLOCK * TILE_T];
     _Alignas(64) float sums[BLOCK_ROWS * TILE_T * DMK_LANES];
     _Alignas(64) float out[8][BLOCK_ROWS * TILE_T]; /* [slice][row][token] */
-    uint16_t rows[]; /* [BLOCK_ROWS][k] MXFP4 weights as bf16, or a packed vector of k floats */
+    uint16_t rows[]; /* [BLOCK_ROWS][k] MXFP4 weights as bf16, or FEW packed rows of k floats */
 };
 
 /* lanes [4][16] to four sums, in the order of dmk_lanes_sum. */
@@ -134,70 +135,96 @@ static void dot_rows_tile(const uint16_t *w, size_t w_stride, uint32_t n_w,
     }
 }
 
-/* One token row of k elements: [block][even, odd][16]. */
-static void pack_vector(const uint16_t *x, uint32_t k, float *packed)
+/* Token rows of k elements, each [block][even, odd][16], one after the other. */
+static void pack_rows(const uint16_t *const *x, uint32_t n_t, uint32_t k, float *packed)
 {
-    for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
-        for (uint32_t h = 0; h < HALVES; h++) {
-            vf_store(packed + at + h * VL, vf_even(x + at + h * 2 * VL));
-            vf_store(packed + at + DMK_LANES + h * VL, vf_odd(x + at + h * 2 * VL));
+    for (uint32_t t = 0; t < n_t; t++) {
+        for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
+            for (uint32_t h = 0; h < HALVES; h++) {
+                vf_store(packed + h * VL, vf_even(x[t] + at + h * 2 * VL));
+                vf_store(packed + DMK_LANES + h * VL, vf_odd(x[t] + at + h * 2 * VL));
+            }
+            packed += DMK_K_BLOCK;
         }
     }
 }
 
-/* lanes [GEMV_R][16] = GEMV_R rows times one packed vector. */
-INLINE void dot_vector(const uint16_t *const w[GEMV_R], const float *packed, uint32_t k,
-                       float *lanes)
+/* lanes [n_r][n_t][16] = n_r weight rows times n_t packed rows, which lie x_stride apart. */
+INLINE void dot_few(const uint16_t *const *w, const float *packed, size_t x_stride, uint32_t k,
+                    const uint32_t n_r, const uint32_t n_t, float *lanes)
 {
-    vf acc[GEMV_R][HALVES];
+    vf acc[FEW_ROWS(1)][FEW][HALVES];
 #pragma GCC unroll 8
-    for (uint32_t r = 0; r < GEMV_R; r++) {
-#pragma GCC unroll 8
-        for (uint32_t h = 0; h < HALVES; h++) {
-            acc[r][h] = vf_zero();
-        }
+    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
+        acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES] = vf_zero();
     }
     for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < GEMV_R; r++) {
+        for (uint32_t r = 0; r < n_r; r++) {
             _mm_prefetch((const char *)(w[r] + at) + 1024, _MM_HINT_T0);
         }
 #pragma GCC unroll 8
         for (uint32_t h = 0; h < HALVES; h++) {
-            vf even = vf_load(packed + at + h * VL),
-               odd = vf_load(packed + at + DMK_LANES + h * VL);
 #pragma GCC unroll 8
-            for (uint32_t r = 0; r < GEMV_R; r++) {
+            for (uint32_t r = 0; r < n_r; r++) {
                 const uint16_t *p = w[r] + at + h * 2 * VL;
-                acc[r][h] = vf_fma(vf_even(p), even, acc[r][h]);
-                acc[r][h] = vf_fma(vf_odd(p), odd, acc[r][h]);
+                vf even = vf_even(p), odd = vf_odd(p);
+#pragma GCC unroll 8
+                for (uint32_t t = 0; t < n_t; t++) {
+                    const float *x = packed + t * x_stride + at + h * VL;
+                    acc[r][t][h] = vf_fma(even, vf_load(x), acc[r][t][h]);
+                    acc[r][t][h] = vf_fma(odd, vf_load(x + DMK_LANES), acc[r][t][h]);
+                }
             }
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t r = 0; r < GEMV_R; r++) {
-#pragma GCC unroll 8
-        for (uint32_t h = 0; h < HALVES; h++) {
-            vf_store(lanes + r * DMK_LANES + h * VL, acc[r][h]);
+#pragma GCC unroll 32
+    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
+        vf_store(lanes + i * VL, acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES]);
+    }
+}
+
+INLINE void dot_rows_few_t(const uint16_t *w, size_t w_stride, uint32_t n_w, const float *packed,
+                           uint32_t k, uint32_t n_slices, const uint32_t n_t,
+                           float (*out)[BLOCK_ROWS * TILE_T])
+{
+    for (uint32_t row = 0; row < n_w; row += 4) {
+        for (uint32_t slice = 0; slice < n_slices; slice++) {
+            _Alignas(64) float lanes[4 * FEW * DMK_LANES];
+            const uint16_t *rows[4];
+            for (uint32_t r = 0; r < 4; r++) {
+                uint32_t at = row + r < n_w ? row + r : n_w - 1;
+                rows[r] = w + at * w_stride + (size_t)slice * k;
+            }
+#pragma GCC unroll 4
+            for (uint32_t r = 0; r < 4; r += FEW_ROWS(n_t)) {
+                dot_few(rows + r, packed + (size_t)slice * k, (size_t)k * n_slices, k,
+                        FEW_ROWS(n_t), n_t, lanes + r * n_t * DMK_LANES);
+            }
+            for (uint32_t t = 0; t < n_t; t++) {
+                sum_lanes4(lanes + t * 4 * DMK_LANES, out[slice] + row * n_t + t * 4);
+            }
         }
     }
 }
 
-/* out[slice][row] for n_w <= BLOCK_ROWS rows and one packed vector of n_slices * k elements. */
-static void dot_rows_vector(const uint16_t *w, size_t w_stride, uint32_t n_w, const float *packed,
-                            uint32_t k, uint32_t n_slices, float (*out)[BLOCK_ROWS * TILE_T])
+/* out[slice][row][token] for n_w <= BLOCK_ROWS rows and n_t <= FEW packed rows of n_slices * k elements. */
+static void dot_rows_few(const uint16_t *w, size_t w_stride, uint32_t n_w, const float *packed,
+                         uint32_t k, uint32_t n_slices, uint32_t n_t,
+                         float (*out)[BLOCK_ROWS * TILE_T])
 {
-    for (uint32_t row = 0; row < n_w; row += GEMV_R) {
-        for (uint32_t slice = 0; slice < n_slices; slice++) {
-            _Alignas(64) float lanes[GEMV_R * DMK_LANES];
-            const uint16_t *rows[GEMV_R];
-            for (uint32_t r = 0; r < GEMV_R; r++) {
-                uint32_t at = row + r < n_w ? row + r : n_w - 1;
-                rows[r] = w + at * w_stride + (size_t)slice * k;
-            }
-            dot_vector(rows, packed + (size_t)slice * k, k, lanes);
-            sum_lanes4(lanes, out[slice] + row);
-        }
+    switch (n_t) {
+    case 1:
+        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 1, out);
+        break;
+    case 2:
+        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 2, out);
+        break;
+    case 3:
+        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 3, out);
+        break;
+    default:
+        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 4, out);
     }
 }
 

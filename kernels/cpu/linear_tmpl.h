@@ -44,12 +44,16 @@ static void linear_item(const void *args, uint32_t item, void *scratch)
     uint32_t t0 = item / task->n_row_blocks * task->token_block;
     uint32_t t1 = a->n_rows - t0 < task->token_block ? a->n_rows : t0 + task->token_block;
     const uint16_t *w = a->w + row0 * a->w_stride;
-    if (a->n_rows == 1) {
+    if (a->n_rows <= FEW) {
         float *packed = (float *)(void *)s->rows;
-        pack_vector(a->x, a->k * a->n_slices, packed);
-        dot_rows_vector(w, a->w_stride, n_w, packed, a->k, a->n_slices, s->out);
-        sum_slices(s->out, a->n_slices, n_w);
-        linear_store(a, s->out[0], 1, row0, n_w, 0, 1);
+        const uint16_t *x[FEW];
+        for (uint32_t t = 0; t < a->n_rows; t++) {
+            x[t] = a->x + t * a->x_stride;
+        }
+        pack_rows(x, a->n_rows, a->k * a->n_slices, packed);
+        dot_rows_few(w, a->w_stride, n_w, packed, a->k, a->n_slices, a->n_rows, s->out);
+        sum_slices(s->out, a->n_slices, n_w * a->n_rows);
+        linear_store(a, s->out[0], a->n_rows, row0, n_w, 0, a->n_rows);
         return;
     }
     for (uint32_t t = t0; t < t1; t += TILE_T) {

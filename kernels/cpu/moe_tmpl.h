@@ -1,6 +1,6 @@
 /* The experts: rows of one expert at a time, with all tokens that chose it.
  *
- * One token: MXFP4 is unpacked in registers on its way into the sum. More: the rows of the item are
+ * A few tokens: MXFP4 is unpacked in registers on its way into the sums. More: the rows of the item are
  * unpacked once to bf16 (exact) and then go through the same tiles as dense weights. */
 #pragma once
 
@@ -20,62 +20,79 @@ struct moe_task {
     uint16_t experts[MAX_EXPERTS]; /* those that have tokens */
 };
 
-/* lanes [MX_GEMV_R][16] = MX_GEMV_R rows of MXFP4 times one packed vector. */
-INLINE void mx_dot_vector(const uint8_t *const blocks[MX_GEMV_R],
-                          const uint8_t *const scales[MX_GEMV_R], const float *packed,
-                          uint32_t n_blocks, float *lanes)
+/* lanes [n_r][n_t][16] = n_r rows of MXFP4 times n_t packed rows. */
+INLINE void mx_dot_few(const uint8_t *const *blocks, const uint8_t *const *scales,
+                       const float *packed, uint32_t n_blocks, const uint32_t n_r,
+                       const uint32_t n_t, float *lanes)
 {
-    vf acc[MX_GEMV_R][HALVES];
-#pragma GCC unroll 8
-    for (uint32_t r = 0; r < MX_GEMV_R; r++) {
-#pragma GCC unroll 8
-        for (uint32_t h = 0; h < HALVES; h++) {
-            acc[r][h] = vf_zero();
-        }
+    vf acc[MX_FEW_ROWS(1)][FEW][HALVES];
+#pragma GCC unroll 32
+    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
+        acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES] = vf_zero();
     }
     for (uint32_t b = 0; b < n_blocks; b++) {
-        const float *x = packed + (size_t)b * DMK_K_BLOCK;
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < MX_GEMV_R; r++) {
+        for (uint32_t r = 0; r < n_r; r++) {
             const uint8_t *block = blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES;
             vf w[2][HALVES];
             mx_block(block, scales[r][b], w);
             _mm_prefetch((const char *)block + 1024, _MM_HINT_T0);
 #pragma GCC unroll 8
-            for (uint32_t odd = 0; odd < 2; odd++) {
+            for (uint32_t t = 0; t < n_t; t++) {
+                const float *x = packed + ((size_t)t * n_blocks + b) * DMK_K_BLOCK;
 #pragma GCC unroll 8
-                for (uint32_t h = 0; h < HALVES; h++) {
-                    acc[r][h] = vf_fma(w[odd][h], vf_load(x + odd * DMK_LANES + h * VL), acc[r][h]);
+                for (uint32_t i = 0; i < 2 * HALVES; i++) {
+                    acc[r][t][i % HALVES] = vf_fma(w[i / HALVES][i % HALVES], vf_load(x + i * VL),
+                                                   acc[r][t][i % HALVES]);
                 }
             }
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t r = 0; r < MX_GEMV_R; r++) {
-#pragma GCC unroll 8
-        for (uint32_t h = 0; h < HALVES; h++) {
-            vf_store(lanes + r * DMK_LANES + h * VL, acc[r][h]);
+#pragma GCC unroll 32
+    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
+        vf_store(lanes + i * VL, acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES]);
+    }
+}
+
+INLINE void mx_rows_few_t(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
+                          uint32_t n_blocks, const float *packed, const uint32_t n_t, float *out)
+{
+    const size_t row_bytes = (size_t)n_blocks * DMK_MXFP4_BLOCK_BYTES;
+    for (uint32_t row = 0; row < n_w; row += 4) {
+        _Alignas(64) float lanes[4 * FEW * DMK_LANES];
+        const uint8_t *rows[4], *row_scales[4];
+        for (uint32_t r = 0; r < 4; r++) {
+            uint32_t at = row + r < n_w ? row + r : n_w - 1;
+            rows[r] = blocks + at * row_bytes;
+            row_scales[r] = scales + (size_t)at * n_blocks;
+        }
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < 4; r += MX_FEW_ROWS(n_t)) {
+            mx_dot_few(rows + r, row_scales + r, packed, n_blocks, MX_FEW_ROWS(n_t), n_t,
+                       lanes + r * n_t * DMK_LANES);
+        }
+        for (uint32_t t = 0; t < n_t; t++) {
+            sum_lanes4(lanes + t * 4 * DMK_LANES, out + row * n_t + t * 4);
         }
     }
 }
 
-/* out[row] for n_w rows of MXFP4. */
-static void mx_rows_vector(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
-                           uint32_t n_blocks, const float *packed, float *out)
+/* out[row][token] for n_w rows of MXFP4 and n_t <= FEW packed rows. */
+static void mx_rows_few(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
+                        uint32_t n_blocks, const float *packed, uint32_t n_t, float *out)
 {
-    const size_t row_bytes = (size_t)n_blocks * DMK_MXFP4_BLOCK_BYTES;
-    for (uint32_t row = 0; row < n_w; row += 4) {
-        _Alignas(64) float lanes[4 * DMK_LANES];
-        for (uint32_t r0 = 0; r0 < 4; r0 += MX_GEMV_R) {
-            const uint8_t *rows[MX_GEMV_R], *row_scales[MX_GEMV_R];
-            for (uint32_t r = 0; r < MX_GEMV_R; r++) {
-                uint32_t at = row + r0 + r < n_w ? row + r0 + r : n_w - 1;
-                rows[r] = blocks + at * row_bytes;
-                row_scales[r] = scales + (size_t)at * n_blocks;
-            }
-            mx_dot_vector(rows, row_scales, packed, n_blocks, lanes + r0 * DMK_LANES);
-        }
-        sum_lanes4(lanes, out + row);
+    switch (n_t) {
+    case 1:
+        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 1, out);
+        break;
+    case 2:
+        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 2, out);
+        break;
+    case 3:
+        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 3, out);
+        break;
+    default:
+        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 4, out);
     }
 }
 
@@ -136,15 +153,22 @@ static void moe_item(const void *args, uint32_t item, void *scratch)
     const uint16_t *w = (const uint16_t *)(const void *)m->blocks + row * m->cols;
     const uint8_t *blocks = m->blocks + row * n_blocks * DMK_MXFP4_BLOCK_BYTES;
 
-    if (end - first == 1) {
+    if (end - first <= FEW) {
+        uint32_t n_t = end - first;
         float *packed = (float *)(void *)s->rows;
-        pack_vector(slot_x(task, first), m->cols, packed);
-        if (mx) {
-            mx_rows_vector(blocks, m->scales + row * n_blocks, n_w, n_blocks, packed, s->out[0]);
-        } else {
-            dot_rows_vector(w, m->cols, n_w, packed, m->cols, 1, s->out);
+        const uint16_t *x[FEW];
+        for (uint32_t t = 0; t < n_t; t++) {
+            x[t] = slot_x(task, first + t);
         }
-        moe_store(task, expert, first, row0, n_w, s->out[0], 1);
+        pack_rows(x, n_t, m->cols, packed);
+        if (mx) {
+            mx_rows_few(blocks, m->scales + row * n_blocks, n_w, n_blocks, packed, n_t, s->out[0]);
+        } else {
+            dot_rows_few(w, m->cols, n_w, packed, m->cols, 1, n_t, s->out);
+        }
+        for (uint32_t t = 0; t < n_t; t++) {
+            moe_store(task, expert, first + t, row0, n_w, s->out[0] + t, n_t);
+        }
         return;
     }
     for (size_t i = 0; mx && i < (size_t)n_w * n_blocks; i++) {

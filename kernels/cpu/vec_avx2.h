@@ -4,13 +4,14 @@
 #include <immintrin.h>
 #include "kernels/numeric.h"
 
-#define VL        8
-#define HALVES    2 /* vectors that make 16 lanes */
-#define TILE_R    2 /* rows and tokens of a register tile: 10 sums, 2 weights, 1 activation */
-#define TILE_T    5
-#define GEMV_R    4 /* rows that a matrix-vector product reads side by side */
-#define MX_GEMV_R 2 /* rows of MXFP4 side by side */
-#define HEADS_R   2 /* query heads side by side in attention, each with 4 vectors */
+#define VL     8
+#define HALVES 2 /* vectors that make 16 lanes */
+#define TILE_R 2 /* rows and tokens of a register tile: 10 sums, 2 weights, 1 activation */
+#define TILE_T 5
+/* Weight rows side by side in products with a few (n_t) tokens. */
+#define FEW_ROWS(n_t)    ((n_t) == 1 ? 4 : (n_t) < 4 ? 2 : 1)
+#define MX_FEW_ROWS(n_t) ((n_t) < 3 ? 2 : 1)
+#define HEADS_R          2 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m256 vf;
 

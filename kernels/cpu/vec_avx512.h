@@ -4,13 +4,14 @@
 #include <immintrin.h>
 #include "kernels/numeric.h"
 
-#define VL        16
-#define HALVES    1 /* vectors that make 16 lanes */
-#define TILE_R    4 /* rows and tokens of a register tile: 24 sums, 4 weights, 1 activation */
-#define TILE_T    6
-#define GEMV_R    4 /* rows that a matrix-vector product reads side by side */
-#define MX_GEMV_R 4 /* rows of MXFP4 side by side */
-#define HEADS_R   4 /* query heads side by side in attention, each with 4 vectors */
+#define VL     16
+#define HALVES 1 /* vectors that make 16 lanes */
+#define TILE_R 4 /* rows and tokens of a register tile: 24 sums, 4 weights, 1 activation */
+#define TILE_T 6
+/* Weight rows side by side in products with a few (n_t) tokens. */
+#define FEW_ROWS(n_t)    4
+#define MX_FEW_ROWS(n_t) ((n_t) < 4 ? 4 : 2)
+#define HEADS_R          4 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m512 vf;
 

@@ -19,7 +19,7 @@
 
 static struct buf {
     unsigned char *base;
-    size_t bytes;
+    size_t bytes, offset;
 } bufs[MAX_BUFS];
 static uint32_t n_bufs;
 
@@ -29,17 +29,24 @@ static struct shuffle_stream {
     void *scratch;
 } shuffle;
 
-void *check_buf(struct check *c, size_t bytes)
+/* offset is the alignment: what malloc gives is a multiple of 16, so it is not more. */
+static void *take_buf(size_t bytes, size_t offset)
 {
-    (void)c;
     dmk_assert(n_bufs < MAX_BUFS);
     struct buf *b = &bufs[n_bufs++];
     b->bytes = bytes;
-    b->base = malloc(bytes + 2 * GUARD + 2);
+    b->offset = GUARD + offset;
+    b->base = malloc(bytes + b->offset + GUARD);
     dmk_assert(b->base);
-    memset(b->base, 0xa5, bytes + 2 * GUARD + 2);
-    memset(b->base + GUARD + 2, 0xff, bytes);
-    return b->base + GUARD + 2;
+    memset(b->base, 0xa5, bytes + b->offset + GUARD);
+    memset(b->base + b->offset, 0xff, bytes);
+    return b->base + b->offset;
+}
+
+void *check_buf(struct check *c, size_t bytes)
+{
+    (void)c;
+    return take_buf(bytes, 8);
 }
 
 static bool is_guard(const unsigned char *p, size_t n)
@@ -62,7 +69,7 @@ void check_end(struct check *c, const char *what)
 {
     for (uint32_t i = 0; i < n_bufs; i++) {
         struct buf *b = &bufs[i];
-        if (!is_guard(b->base, GUARD + 2) || !is_guard(b->base + GUARD + 2 + b->bytes, GUARD)) {
+        if (!is_guard(b->base, b->offset) || !is_guard(b->base + b->offset + b->bytes, GUARD)) {
             report(c, what, "wrote outside of a buffer");
         }
         free(b->base);
@@ -91,7 +98,7 @@ void check_equal(struct check *c, const void *want, const void *got, size_t byte
 
 uint16_t *check_bf16(struct check *c, size_t n, float scale)
 {
-    uint16_t *x = check_buf(c, n * sizeof(uint16_t));
+    uint16_t *x = take_buf(n * sizeof(uint16_t), 2);
     c->stream_id++;
     for (size_t i = 0; i < n; i++) {
         uint64_t bits = dmk_rng_u64(c->seed, c->stream_id, i);
@@ -103,7 +110,7 @@ uint16_t *check_bf16(struct check *c, size_t n, float scale)
 
 uint8_t *check_bytes(struct check *c, size_t n)
 {
-    uint8_t *x = check_buf(c, n);
+    uint8_t *x = take_buf(n, 1);
     c->stream_id++;
     for (size_t i = 0; i < n; i++) {
         x[i] = (uint8_t)dmk_rng_u64(c->seed, c->stream_id, i);

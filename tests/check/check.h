@@ -22,7 +22,7 @@ struct check {
     uint32_t n_checks, n_failed;
 };
 
-/* Memory of `bytes`, 2-byte aligned only, filled with 0xff (NaN) between guards; freed by check_end. */
+/* Memory of `bytes`, 8-byte aligned only, filled with 0xff (NaN) between guards; freed by check_end. */
 void *check_buf(struct check *c, size_t bytes);
 
 /* Ends a case: looks at all guards, frees all buffers. what names the case for the report. */
@@ -32,7 +32,8 @@ void check_end(struct check *c, const char *what);
 void check_equal(struct check *c, const void *want, const void *got, size_t bytes, size_t element,
                  const char *what);
 
-/* Random inputs. bf16 values are spread evenly over [-scale, scale], with some exact zeros. */
+/* Random inputs. bf16 values are spread evenly over [-scale, scale], with some exact zeros;
+ * these arrays are aligned to their elements only. */
 uint16_t *check_bf16(struct check *c, size_t n, float scale);
 uint32_t check_u32(struct check *c, uint32_t below);
 uint8_t *check_bytes(struct check *c, size_t n);

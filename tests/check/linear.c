@@ -74,6 +74,8 @@ void check_linear(struct check *c)
         bench_shape(c, 1, 40000, 2880, 1);
         bench_shape(c, 1, 2880, 512, 8);
         bench_shape(c, 2, 5120, 2880, 1);
+        bench_shape(c, 3, 5120, 2880, 1);
+        bench_shape(c, 4, 5120, 2880, 1);
         bench_shape(c, 64, 5120, 2880, 1);
         bench_shape(c, 64, 2880, 512, 8);
         return;

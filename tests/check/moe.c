@@ -136,8 +136,8 @@ static void bench_tokens(struct check *c, enum dmk_weight_format format, uint32_
 void check_moe(struct check *c)
 {
     if (c->bench) {
-        const uint32_t tokens[] = {1, 2, 4, 64};
-        for (size_t i = 0; i < 4; i++) {
+        const uint32_t tokens[] = {1, 2, 3, 4, 5, 64};
+        for (size_t i = 0; i < 6; i++) {
             bench_tokens(c, DMK_WEIGHT_MXFP4, tokens[i]);
         }
         bench_tokens(c, DMK_WEIGHT_BF16, 1);

@@ -129,7 +129,7 @@ static float *plain_logits(struct dmk_weights *weights, uint32_t n_ids, uint64_t
 static void test_chunks(void **state)
 {
     (void)state;
-    struct dmk_shape shape = small_shape(4);
+    struct dmk_shape shape = small_shape(3);
     const uint32_t n = 260, chunks[] = {1, 7, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256};
     for (int format = 0; format < 2; format++) {
         struct dmk_weights *weights = memory_weights(&shape, format, seed);
@@ -202,8 +202,8 @@ static void test_company(void **state)
 static void test_ranks(void **state)
 {
     (void)state;
-    struct dmk_shape shape = small_shape(4);
-    const uint32_t n = 150;
+    struct dmk_shape shape = small_shape(3);
+    const uint32_t n = 100;
     struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
     float *want = plain_logits(weights, n, 2), *got = new_logits(n);
     static struct seq seq;
