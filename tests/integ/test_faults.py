@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster, get
 from conftest import pools_balance
 
-LONG = 700  # tokens of a prompt that takes long enough to be struck in its midst
+LONG = 1500  # tokens of a prompt that takes long enough to be struck in its midst
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_the_only_prefill_worker_is_killed_and_comes_back(make):
 
 
 def test_prefill_worker_hangs(make):
-    c = make(2, 1, decode_args=["--transfer-budget", "4s"], router_args=["--prefill-timeout", "6s"])
+    c = make(2, 1, decode_args=["--transfer-budget", "8s"], router_args=["--prefill-timeout", "12s"])
     Ask(c, LONG).text()
     ask = Ask(c, LONG, seed=2)
     victim = busy(c.prefill)

@@ -92,7 +92,7 @@ static struct engines open_engines(struct dmk_layout d, struct dmk_layout p)
                                    N_WINDOW,
                                    max_context,
                                    512,
-                                   true};
+                                   false};
     return e;
 }
 
