@@ -121,6 +121,11 @@ def busy(workers):
     return found[0]
 
 
+def kill(process):
+    process.signal(signal.SIGKILL)
+    process.popen.wait(10)
+
+
 def test_client_leaves_while_its_prompt_is_computed(make):
     c = make(1, 1)
     ask = Ask(c, LONG)
@@ -143,7 +148,7 @@ def test_prefill_worker_is_killed(make, transport):
     want = Ask(c, LONG).text()
     ask = Ask(c, LONG, seed=2)
     victim = busy(c.prefill)
-    victim.signal(signal.SIGKILL)
+    kill(victim)
     got = ask.text()  # retried on the other one
     assert got == Ask(c, LONG, seed=2).text()
     assert got != want
@@ -153,11 +158,10 @@ def test_prefill_worker_is_killed(make, transport):
 def test_the_only_prefill_worker_is_killed_and_comes_back(make):
     c = make(1, 1)
     ask = Ask(c, LONG)
-    busy(c.prefill).signal(signal.SIGKILL)
+    kill(busy(c.prefill))
     ask.join(120)
     assert not ask.is_alive()
     pools_balance(c.decode[0], 30)
-    c.prefill[0].popen.wait(10)
     c.prefill[0].start()
     c.prefill[0].wait_ready(time.monotonic() + 30)
     c.wait_connected(time.monotonic() + 30)
@@ -183,7 +187,7 @@ def test_decode_worker_is_killed_before_the_first_token(make):
     ask = Ask(c, LONG)
     wait_for(lambda: any(state(w).get("requests", 0) > 0 for w in c.decode))
     victim = [w for w in c.decode if state(w).get("requests", 0) > 0][0]
-    victim.signal(signal.SIGKILL)
+    kill(victim)
     assert ask.text() == Ask(c, LONG).text()
 
 
@@ -191,7 +195,7 @@ def test_decode_worker_is_killed_in_the_midst_of_an_answer(make):
     c = make(1, 1)
     ask = Ask(c, 20, max_tokens=2000)
     assert ask.first.wait(60)
-    c.decode[0].signal(signal.SIGKILL)
+    kill(c.decode[0])
     assert ask.failed()
 
 
@@ -201,7 +205,7 @@ def test_router_is_killed(make):
     assert first.first.wait(60)
     Ask(c, LONG)
     busy(c.prefill)
-    c.routers[0].signal(signal.SIGKILL)
+    kill(c.routers[0])
     wait_for(lambda: state(c.decode[0])["requests"] == 0, 10)
     wait_for(lambda: state(c.prefill[0])["running"] == 0, 10)
 
