@@ -9,6 +9,8 @@ int dmk_conf__set(const struct dmk_conf_option *opt, const char *text, bool add,
                   const char *where, struct dmk_error *reterr);
 void dmk_conf__list_add(struct dmk_conf_list *list, const char *text, size_t len);
 void dmk_conf__list_clear(struct dmk_conf_list *list);
+/* Whether text is UTF-8: what every value that is text must be, so that it can be printed and read back. */
+bool dmk_conf__is_utf8(const char *text);
 /* The bound or the words, as people read it; "" when there is none. */
 void dmk_conf__bound_text(const struct dmk_conf_option *opt, struct dmk_buf *out);
 /* A value in the form dmk_conf__set reads. */

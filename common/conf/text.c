@@ -1,6 +1,7 @@
 /* What people read: --help, --dump-config (YAML that --config reads back) and the page of
  * documentation. */
 #include "common/conf/internal.h"
+#include "common/base/assert.h"
 
 static void put_type(const struct dmk_conf_option *opt, struct dmk_buf *out)
 {
@@ -52,19 +53,63 @@ void dmk_conf__help(const struct dmk_conf_program *program, struct dmk_buf *out)
         "  --version\n  --help\n");
 }
 
-/* A YAML double-quoted scalar; everything is written so, which any reader takes. */
+/* Length of the character at text, its code in *ret_code; 0 when the bytes are no UTF-8. */
+static size_t read_char(const char *text, uint32_t *ret_code)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char *p = (const unsigned char *)text;
+    const size_t len = p[0] < 0x80             ? 1
+                       : (p[0] & 0xe0) == 0xc0 ? 2
+                       : (p[0] & 0xf0) == 0xe0 ? 3
+                       : (p[0] & 0xf8) == 0xf0 ? 4
+                                               : 0;
+    uint32_t code = len > 1 ? p[0] & (0x7fu >> len) : p[0];
+
+    for (size_t i = 1; i < len; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    if (len == 0 || code < least[len] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) {
+        return 0;
+    }
+    *ret_code = code;
+    return len;
+}
+
+bool dmk_conf__is_utf8(const char *text)
+{
+    uint32_t code;
+
+    for (size_t len; *text; text += len) {
+        len = read_char(text, &code);
+        if (len == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A YAML double-quoted scalar; everything is written so, which any reader takes. Control characters, line
+ * breaks of any kind and what YAML does not take as it is are written as escapes. */
 static void put_quoted(const char *text, struct dmk_buf *out)
 {
-    dmk_buf_putc(out, '"');
-    for (const char *p = text; *p; p++) {
-        const unsigned char c = (unsigned char)*p;
+    uint32_t c;
+    size_t len;
 
+    dmk_buf_putc(out, '"');
+    for (const char *p = text; *p; p += len) {
+        len = read_char(p, &c);
+        dmk_assert(len > 0); /* values are checked when they are set */
         if (c == '"' || c == '\\') {
-            dmk_buf_printf(out, "\\%c", c);
-        } else if (c < 0x20 || c == 0x7f) {
+            dmk_buf_printf(out, "\\%c", (char)c);
+        } else if (c < 0x20 || (c >= 0x7f && c < 0xa0)) {
             dmk_buf_printf(out, "\\x%02x", c);
+        } else if (c == 0x2028 || c == 0x2029 || c == 0xfeff || c == 0xfffe || c == 0xffff) {
+            dmk_buf_printf(out, "\\u%04x", c);
         } else {
-            dmk_buf_putc(out, (char)c);
+            dmk_buf_append(out, p, len);
         }
     }
     dmk_buf_putc(out, '"');

@@ -213,6 +213,9 @@ int dmk_conf__set(const struct dmk_conf_option *opt, const char *text, bool add,
     double d;
     int ret;
 
+    if (!dmk_conf__is_utf8(text)) {
+        return dmk_error_set(reterr, -DMK_EINVAL, "%s: the value is not UTF-8 text", where);
+    }
     switch (opt->type) {
     case DMK_CONF_STR: {
         char **str = field(opt, conf);

@@ -255,7 +255,10 @@ static void read_fields(struct dmk_wire_in *in, struct dmk_ticket *t)
     t->generation = dmk_wire_get_u64(in);
     t->expires_unix_ms = dmk_wire_get_u64(in);
     t->model_id = dmk_wire_get_id128(in);
-    (void)dmk_wire_get_blob(in, t->numerics, sizeof(t->numerics) - 1);
+    if (dmk_wire_get_blob(in, t->numerics, sizeof(t->numerics) - 1) != strlen(t->numerics)) {
+        in->failed = true; /* a NUL inside */
+        return;
+    }
     t->n_full_layers = dmk_wire_get_u32(in);
     t->n_window_layers = dmk_wire_get_u32(in);
     t->n_kv_heads = dmk_wire_get_u32(in);

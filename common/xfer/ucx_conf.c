@@ -213,10 +213,9 @@ int ucx_address_unpack(struct dmk_bytes blob, struct sockaddr_storage *ret_addre
     return 0;
 }
 
-static ucs_log_func_rc_t log_line(const char *file, unsigned line, const char *function,
-                                  ucs_log_level_t level,
-                                  const ucs_log_component_config_t *component, const char *format,
-                                  va_list ap)
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t
+log_line(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+         const ucs_log_component_config_t *component, const char *format, va_list ap)
 {
     char text[512];
 
