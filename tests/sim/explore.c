@@ -1,6 +1,6 @@
 /* Visits every state of the hand-over's small world, breadth first, and checks what explore.h promises.
  *
- *   explore [name=value ...]     lane=direct|emulated requests routers p d pages puts bound patient
+ *   explore [name=value ...]     lane=direct|emulated requests routers p d pages puts bound patient once
  *                                crash-p crash-d crash-router cut cut-stream leave hang-p hang-d partition
  *                                lose double (how often each fault may strike)
  *                                mutate=NAME (a table made wrong; the run must then find something)
@@ -313,6 +313,10 @@ static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
         {"pages", &conf->n_pages, 1, EX_MAX_PAGES},
         {"puts", &conf->n_puts, 1, 3},
     };
+    const struct {
+        const char *name;
+        bool *field;
+    } switches[] = {{"bound", &conf->bound}, {"patient", &conf->patient}, {"once", &conf->once}};
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (strcmp(name, fields[i].name) == 0) {
@@ -326,9 +330,11 @@ static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
             return value <= 3;
         }
     }
-    if (strcmp(name, "bound") == 0 || strcmp(name, "patient") == 0) {
-        *(name[0] == 'b' ? &conf->bound : &conf->patient) = value != 0;
-        return value <= 1;
+    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++) {
+        if (strcmp(name, switches[i].name) == 0) {
+            *switches[i].field = value != 0;
+            return value <= 1;
+        }
     }
     return false;
 }

@@ -66,6 +66,7 @@ struct ex_conf {
     bool bound;  /* D refuses claims of a P of which a ticket drains */
     /* Routers wait for ever once reserved: the workers' timers must do. Not with a hung D. */
     bool patient;
+    bool once; /* routers do not try again */
     uint8_t budget[EX_N_FAULTS];
     enum ex_mutation mutation;
 };

@@ -53,7 +53,8 @@ static void fail_attempt(struct ex_world *w, int q, enum ex_edge edge, const cha
     struct ex_request *request = &w->s.requests[q];
 
     send_cancels(w, q);
-    if (request->state != R_DECODING && request->attempt == 0 && reserve(w, q, 1, edge, why)) {
+    if (request->state != R_DECODING && request->attempt == 0 && !w->conf->once &&
+        reserve(w, q, 1, edge, why)) {
         return;
     }
     request->state = R_FAILED;
