@@ -5,6 +5,7 @@
 #include "kernels/cpu/attn_tmpl.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/linear_tmpl.h"
+#include "kernels/cpu/mx_avx512.h"
 #include "kernels/cpu/moe_tmpl.h"
 #include "kernels/cpu/rows_tmpl.h"
 

@@ -20,40 +20,6 @@ struct moe_task {
     uint16_t experts[MAX_EXPERTS]; /* those that have tokens */
 };
 
-/* lanes [n_r][n_t][16] = n_r rows of MXFP4 times n_t packed rows. */
-INLINE void mx_dot_few(const uint8_t *const *blocks, const uint8_t *const *scales,
-                       const float *packed, uint32_t n_blocks, const uint32_t n_r,
-                       const uint32_t n_t, float *lanes)
-{
-    vf acc[MX_FEW_ROWS(1)][FEW][HALVES];
-#pragma GCC unroll 32
-    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
-        acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES] = vf_zero();
-    }
-    for (uint32_t b = 0; b < n_blocks; b++) {
-#pragma GCC unroll 8
-        for (uint32_t r = 0; r < n_r; r++) {
-            const uint8_t *block = blocks[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES;
-            vf w[2][HALVES];
-            mx_block(block, scales[r][b], w);
-            _mm_prefetch((const char *)block + 1024, _MM_HINT_T0);
-#pragma GCC unroll 8
-            for (uint32_t t = 0; t < n_t; t++) {
-                const float *x = packed + ((size_t)t * n_blocks + b) * DMK_K_BLOCK;
-#pragma GCC unroll 8
-                for (uint32_t i = 0; i < 2 * HALVES; i++) {
-                    acc[r][t][i % HALVES] = vf_fma(w[i / HALVES][i % HALVES], vf_load(x + i * VL),
-                                                   acc[r][t][i % HALVES]);
-                }
-            }
-        }
-    }
-#pragma GCC unroll 32
-    for (uint32_t i = 0; i < n_r * n_t * HALVES; i++) {
-        vf_store(lanes + i * VL, acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES]);
-    }
-}
-
 INLINE void mx_rows_few_t(const uint8_t *blocks, const uint8_t *scales, uint32_t n_w,
                           uint32_t n_blocks, const float *packed, const uint32_t n_t, float *out)
 {
@@ -66,11 +32,7 @@ INLINE void mx_rows_few_t(const uint8_t *blocks, const uint8_t *scales, uint32_t
             rows[r] = blocks + at * row_bytes;
             row_scales[r] = scales + (size_t)at * n_blocks;
         }
-#pragma GCC unroll 4
-        for (uint32_t r = 0; r < 4; r += MX_FEW_ROWS(n_t)) {
-            mx_dot_few(rows + r, row_scales + r, packed, n_blocks, MX_FEW_ROWS(n_t), n_t,
-                       lanes + r * n_t * DMK_LANES);
-        }
+        mx_dot4(rows, row_scales, packed, n_blocks, n_t, lanes);
         for (uint32_t t = 0; t < n_t; t++) {
             sum_lanes4(lanes + t * 4 * DMK_LANES, out + row * n_t + t * 4);
         }

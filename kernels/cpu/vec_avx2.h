@@ -9,9 +9,8 @@
 #define TILE_R 2 /* rows and tokens of a register tile: 10 sums, 2 weights, 1 activation */
 #define TILE_T 5
 /* Weight rows side by side in products with a few (n_t) tokens. */
-#define FEW_ROWS(n_t)    ((n_t) == 1 ? 4 : (n_t) < 4 ? 2 : 1)
-#define MX_FEW_ROWS(n_t) ((n_t) < 3 ? 2 : 1)
-#define HEADS_R          2 /* query heads side by side in attention, each with 4 vectors */
+#define FEW_ROWS(n_t) ((n_t) == 1 ? 4 : (n_t) < 4 ? 2 : 1)
+#define HEADS_R       2 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m256 vf;
 
@@ -129,56 +128,4 @@ static inline vf vf_exp(vf x)
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
     p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
     return vf_exp_end(t, p, x, low);
-}
-
-/* For each UE8M0 scale the upper and the lower bytes of the 16 values as bf16, which holds them exactly. */
-static uint8_t mx_bytes[256][2][16];
-
-static void mx_init(void)
-{
-    for (uint32_t scale = 0; scale < 256; scale++) {
-        for (uint32_t code = 0; code < 16; code++) {
-            float value = dmk_e2m1_to_f32(code) * dmk_ue8m0_to_f32((uint8_t)scale);
-            mx_bytes[scale][0][code] = (uint8_t)(dmk_f32_bits(value) >> 24);
-            mx_bytes[scale][1][code] = (uint8_t)(dmk_f32_bits(value) >> 16);
-        }
-    }
-}
-
-/* One MXFP4 block as bf16: the even elements 0..7 | 8..15 of each half, and the odd ones, woven from two
- * tables. The shuffle up front puts every value into the lane that it belongs to. */
-static inline void mx_words(const uint8_t *p, uint8_t scale, __m256i *even, __m256i *odd)
-{
-    const __m128i *bytes = (const __m128i *)(const void *)mx_bytes[scale];
-    const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes));
-    const __m256i lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes + 1));
-    __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
-    x = _mm256_castps_si256(
-        _mm256_permutevar_ps(_mm256_castsi256_ps(x), _mm256_setr_epi32(0, 2, 0, 2, 1, 3, 1, 3)));
-    x = _mm256_srlv_epi32(x, _mm256_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4));
-    x = _mm256_and_si256(x, _mm256_set1_epi8(15));
-    __m256i hi = _mm256_shuffle_epi8(upper, x), lo = _mm256_shuffle_epi8(lower, x);
-    *even = _mm256_unpacklo_epi8(lo, hi);
-    *odd = _mm256_unpackhi_epi8(lo, hi);
-}
-
-/* One MXFP4 block: w[even, odd][half]. */
-static inline void mx_block(const uint8_t *p, uint8_t scale, vf w[2][HALVES])
-{
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i even, odd;
-    mx_words(p, scale, &even, &odd);
-    w[0][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, even));
-    w[0][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, even));
-    w[1][0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, odd));
-    w[1][1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, odd));
-}
-
-/* One MXFP4 block as 32 bf16 in memory. */
-static inline void mx_block_bf16(const uint8_t *p, uint8_t scale, uint16_t *out)
-{
-    __m256i even, odd;
-    mx_words(p, scale, &even, &odd);
-    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_unpacklo_epi16(even, odd));
-    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_unpackhi_epi16(even, odd));
 }

@@ -9,9 +9,8 @@
 #define TILE_R 4 /* rows and tokens of a register tile: 24 sums, 4 weights, 1 activation */
 #define TILE_T 6
 /* Weight rows side by side in products with a few (n_t) tokens. */
-#define FEW_ROWS(n_t)    4
-#define MX_FEW_ROWS(n_t) ((n_t) < 4 ? 4 : 2)
-#define HEADS_R          4 /* query heads side by side in attention, each with 4 vectors */
+#define FEW_ROWS(n_t) 4
+#define HEADS_R       4 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m512 vf;
 
@@ -128,28 +127,4 @@ static inline vf vf_exp(vf x)
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
     p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
     return vf_exp_end(t, p, x, low);
-}
-
-static void mx_init(void)
-{
-}
-
-/* One MXFP4 block: w[even, odd][0], by a table of 16 scaled values in a register. */
-static inline void mx_block(const uint8_t *p, uint8_t scale, vf w[2][HALVES])
-{
-    const __m512 codes = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
-                                        -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    __m512 table = _mm512_mul_ps(codes, _mm512_set1_ps(dmk_ue8m0_to_f32(scale)));
-    __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-    w[0][0] = _mm512_permutexvar_ps(x, table);
-    w[1][0] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
-}
-
-/* One MXFP4 block as 32 bf16 in memory: exact, since codes have two significant bits. */
-static inline void mx_block_bf16(const uint8_t *p, uint8_t scale, uint16_t *out)
-{
-    vf w[2][HALVES];
-    mx_block(p, scale, w);
-    __m512i even = _mm512_srli_epi32(_mm512_castps_si512(w[0][0]), 16);
-    _mm512_storeu_si512(out, _mm512_or_si512(even, _mm512_castps_si512(w[1][0])));
 }
