@@ -238,21 +238,32 @@ static double time_of(const struct fixture *f, const char *unit, size_t n)
 }
 
 /* Eight times the text may take 24 times as long (n log n, and caches that overflow); a square would take
- * 64 times. */
+ * 64 times. Noise of other programs only adds time, so the least of several runs is compared. */
+static bool grows_gently(const struct fixture *f, const char *unit)
+{
+    double small = 1e9, large = 1e9;
+
+    for (int round = 0; round < 10; round++) {
+        const double s = time_of(f, unit, 125000), l = time_of(f, unit, 1000000);
+
+        small = s < small ? s : small;
+        large = l < large ? l : large;
+        if (large <= 24.0 * small) {
+            return true;
+        }
+    }
+    print_error("'%s': %.4f s for an eighth, %.4f s for 1 MB\n", unit ? unit : "random letters",
+                small, large);
+    return false;
+}
+
 static void test_growth(void **state)
 {
     static const char *const units[] = {"x",       "\n",  "あ",   "'s", "aA", "中A",
                                         "\u0301A", "/\n", "\xff", "😀",  NULL};
-    const struct fixture *f = *state;
 
     for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        const double small = time_of(f, units[i], 125000), large = time_of(f, units[i], 1000000);
-
-        if (large > 24.0 * small) {
-            print_error("'%s': %.4f s for an eighth, %.4f s for 1 MB\n",
-                        units[i] ? units[i] : "random letters", small, large);
-            fail();
-        }
+        assert_true(grows_gently(*state, units[i]));
     }
 }
 
