@@ -64,12 +64,14 @@ static inline uint32_t dmk_kv_pages_for(uint64_t n_tokens)
     return (uint32_t)((n_tokens + DMK_PAGE_TOKENS - 1) / DMK_PAGE_TOKENS);
 }
 
-/* Blocks of the window that a query at position n_tokens looks back on, its own position not
- * counted: those of positions [n_tokens - 127, n_tokens). At most three; only these are ever
- * transferred. Returns their number, *ret_first is the first one's block index. */
+/* Blocks of the window of a sequence of n_tokens: what a query at position n_tokens looks back on, and what one
+ * at the end of the last whole block would, which reaches a block further when 63 positions follow it. So
+ * whoever has these blocks can go on, and can keep the last whole block as a prefix with its window. At most
+ * three; only these are ever transferred. Returns their number, *ret_first is the first one's block index. */
 static inline uint32_t dmk_kv_window_blocks(uint32_t n_tokens, uint32_t *ret_first)
 {
-    const uint32_t first = (n_tokens > 127 ? n_tokens - 127 : 0) / DMK_PAGE_TOKENS;
+    const uint32_t n_whole = n_tokens / DMK_PAGE_TOKENS;
+    const uint32_t first = n_whole > 2 ? n_whole - 2 : 0;
 
     *ret_first = first;
     return n_tokens == 0 ? 0 : (n_tokens - 1) / DMK_PAGE_TOKENS - first + 1;

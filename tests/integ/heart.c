@@ -168,6 +168,35 @@ void heart_shared_beginnings(const struct heart_ports *ports, uint32_t n_new)
     cell_free(&split);
 }
 
+void heart_every_remainder(const struct heart_ports *ports)
+{
+    enum { WHOLE = 192, TAIL = 8, BELOW = 64 };
+    struct cell *alone = open_alone(ports);
+    struct cell *split = open_split(ports, BELOW, (struct dmk_loopback_conf){0});
+    uint32_t ids[WHOLE + DMK_PAGE_TOKENS], n_reused = 0;
+    struct cell_answer *a = malloc(sizeof(*a));
+
+    assert_non_null(a);
+    for (uint32_t n = WHOLE + 1; n <= WHOLE + DMK_PAGE_TOKENS; n++) {
+        for (uint32_t turn = 0; turn < 2; turn++) {
+            const uint32_t length = turn == 0 ? n : WHOLE + TAIL;
+            struct cell_choice want, got;
+
+            /* One that is as long as the whole pages has its own ids after them. */
+            heart_prompt(ports, ids, length, 1000 * n + turn, 0);
+            heart_prompt(ports, ids, WHOLE, 1000 * n, 0);
+            want = run_one(alone, ids, length, &kinds[0], 1, NULL);
+            got = run_one(split, ids, length, &kinds[0], 1, a);
+            assert_split(a, &got, &want, length);
+            n_reused += turn == 1 && a->have >= 128;
+        }
+    }
+    assert_true(n_reused > 0);
+    free(a);
+    cell_free(&alone);
+    cell_free(&split);
+}
+
 uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
                       struct dmk_loopback_faults faults, uint32_t rounds, uint64_t seed,
                       uint32_t *ret_failed)

@@ -21,6 +21,9 @@ void heart_lengths(const struct heart_ports *ports, const uint32_t *lengths, uin
                    uint32_t n_new);
 /* Prompts with common beginnings, some computed by the decode worker itself below a threshold. */
 void heart_shared_beginnings(const struct heart_ports *ports, uint32_t n_new);
+/* Prompts of every length between two pages' ends are transferred, each followed by one that shares its whole
+ * pages: the window that came for the first must not pass for the window at their end. */
+void heart_every_remainder(const struct heart_ports *ports);
 /* Many rounds under a fabric's faults; returns how many answers were right, *ret_failed how many failed. */
 uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
                       struct dmk_loopback_faults faults, uint32_t rounds, uint64_t seed,

@@ -92,6 +92,15 @@ static void shared_beginnings(void **state)
     close_engines(&e);
 }
 
+static void every_remainder(void **state)
+{
+    struct engines e = open_engines(1, 1, 1, 4);
+
+    (void)state;
+    heart_every_remainder(&e.ports);
+    close_engines(&e);
+}
+
 static void crowds(void **state)
 {
     struct engines e = open_engines(1, 2, 1, 4);
@@ -168,6 +177,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(long_lengths),
         cmocka_unit_test(other_ranks_on_each_side),
         cmocka_unit_test(shared_beginnings),
+        cmocka_unit_test(every_remainder),
         cmocka_unit_test(crowds),
         cmocka_unit_test(faults),
         cmocka_unit_test(losses),
