@@ -81,6 +81,10 @@ static const struct dmk_conf_option options[] = {
      "host names of workers are looked up again this often", AT(resolve_ms)},
     {"hello-timeout", DMK_CONF_MS, "5s", 10, 86400000, NULL, "longest wait for a worker's hello",
      AT(hello_timeout_ms)},
+    {"drain-settle", DMK_CONF_MS, "0s", 0, 3600000, NULL,
+     "time after SIGTERM in which new requests are still taken, while /readyz says no and whoever "
+     "sends them here learns of it; part of the drain limit",
+     AT(drain_settle_ms)},
     {"drain-limit", DMK_CONF_MS, "120s", 0, 86400000, NULL,
      "time that running requests have after SIGTERM", AT(drain_limit_ms)},
     {"log-level", DMK_CONF_ENUM, "info", 0, 0, levels, "error, warn, info or debug", AT(log_level)},

@@ -39,6 +39,7 @@ struct dmk_router_conf {
     uint64_t read_timeout_ms;
     uint64_t resolve_ms;
     uint64_t hello_timeout_ms;
+    uint64_t drain_settle_ms;
     uint64_t drain_limit_ms;
 
     uint32_t log_level; /* enum dmk_log_level */

@@ -26,16 +26,26 @@ struct program {
     struct dmk_timer *timer; /* watches readiness; then the drain limit */
     bool was_ready;
     bool aborted;
-    uint64_t drain_deadline_ns, flush_deadline_ns;
+    uint64_t settle_deadline_ns, drain_deadline_ns, flush_deadline_ns;
+    bool refusing; /* new requests: the settling is over */
     char router_id[33];
 };
 
-/* While draining: every 10 ms. The port stays open until the last request has ended, so that who comes
- * late is told so (503) and probes are answered; then connections go, with the bytes that wait. */
+/* While draining: every 10 ms. At first new requests are still taken, for the settling time. The port stays
+ * open until the last request has ended, so that who comes late is told so (503) and probes are answered;
+ * then connections go, with the bytes that wait. */
 static void check_drain(struct program *p)
 {
     const uint64_t now = dmk_loop_now_ns(p->router.loop);
 
+    if (now < p->settle_deadline_ns && now < p->drain_deadline_ns) {
+        p->flush_deadline_ns = now + FLUSH_LIMIT_NS;
+        return;
+    }
+    if (!p->refusing) {
+        p->refusing = true;
+        dmk_requests_drain(p->router.requests);
+    }
     if (dmk_requests_n_open(p->router.requests) > 0) {
         if (now >= p->drain_deadline_ns && !p->aborted) {
             p->aborted = true;
@@ -85,11 +95,12 @@ static void on_signal(void *ud)
                  (unsigned long long)p->conf.drain_limit_ms);
     p->router.draining = true;
     p->drain_deadline_ns = now + p->conf.drain_limit_ms * DMK_NS_PER_MS;
+    p->settle_deadline_ns = now + p->conf.drain_settle_ms * DMK_NS_PER_MS;
     p->flush_deadline_ns = now + FLUSH_LIMIT_NS;
-    dmk_requests_drain(p->router.requests);
     if (p->grpc) {
         dmk_grpc_front_set_serving(p->grpc, false);
     }
+    check_drain(p);
     dmk_timer_start(p->timer, 10, 10);
 }
 
