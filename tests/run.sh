@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suites and ends with one line: N passed, N failed. Called by ./dev test.
 #
-#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim python integ deploy
+#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim python integ deploy eval
 #
 # meson runs the C tests (each program is one test, as is each cmocka case inside its log); pytest runs the
 # Python ones. Everything is on loopback; no network is used.
@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1
 shift
-suites=${*:-layers unit check conform sim deploy python integ}
+suites=${*:-layers unit check conform sim deploy python integ eval}
 passed=0
 failed=0
 slowest=()
@@ -67,6 +67,7 @@ for suite in $suites; do
     python) run_pytest python tests/python ;;
     integ) run_meson integ
       run_pytest integ tests/integ ;;
+    eval) run_script eval .deps/venv/bin/python tools/eval.py --build "$build" --show ;;
     deploy) run_pytest deploy tests/deploy ;;
     *) echo "tests: no suite '$suite'" >&2; exit 2 ;;
   esac

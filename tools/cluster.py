@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TINY = ROOT / "models" / "tiny"  # the trained checkpoint in compact form
 VOCAB = ROOT / ".deps" / "vocab" / "o200k_base.tiktoken"
 
 
@@ -220,14 +221,25 @@ class Cluster:
         (self.dir / "state.json").write_text(json.dumps(state, indent=1))
 
 
-def tiny_model(build):
-    """The default checkpoint, written once into the build folder."""
-    path = pathlib.Path(build) / "models" / "tiny"
-    if not (path / "config.json").exists():
+def write_model(build, name, *argv):
+    """BUILD/models/NAME by a subcommand of the tool, made once (again when its source is newer)."""
+    path, source = pathlib.Path(build) / "models" / name, TINY / "model.json"
+    config = path / "config.json"
+    if not config.exists() or config.stat().st_mtime < source.stat().st_mtime:
         path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([pathlib.Path(build) / "tools" / "damask", "tinymodel", "--out", path],
+        subprocess.run([pathlib.Path(build) / "tools" / "damask", *argv, "--out", path, "--force"],
                        check=True, stdout=subprocess.DEVNULL)
     return path
+
+
+def tiny_model(build):
+    """The default checkpoint: small, trained, in the repository in compact form."""
+    return write_model(build, "damask-tiny", "expand", "--from", TINY)
+
+
+def random_model(build):
+    """A checkpoint with random weights, for tests of equality: it never stops and never repeats itself."""
+    return write_model(build, "tiny", "tinymodel")
 
 
 def from_args(args):
@@ -253,7 +265,7 @@ def cmd_up(args):
         print(f"{p.name:12} {p.admin}/metrics   log {os.path.relpath(p.log)}")
     print(f"try: curl -N {cluster.url}/v1/chat/completions -H 'content-type: application/json' "
           "-d '{\"model\":\"%s\",\"stream\":true,\"max_tokens\":32,\"messages\":"
-          "[{\"role\":\"user\",\"content\":\"Hello\"}]}'" % args.model_name)
+          "[{\"role\":\"user\",\"content\":\"What is 47 + 35?\"}]}'" % args.model_name)
     print(f"stop: ./dev down --name {args.name}")
 
 
@@ -312,7 +324,7 @@ def cmd_demo(args):
     with from_args(args) as cluster:
         for p in cluster.processes:
             print(f"  {p.name:10} pid {p.pid}")
-        print("(its weights are random: the path of the answer is real, the words are not)\n")
+        print()
         print(f"user: {question}\nassistant: ", end="", flush=True)
         timeline = []
 
@@ -350,7 +362,7 @@ def main():
     parser.add_argument("--decode-ep", type=int, default=0, help="expert-parallel ranks of a decode worker "
                         "(tp x dp; default: tp)")
     parser.add_argument("--transport", default="tcp", choices=["tcp", "shm"], help="how pages travel")
-    parser.add_argument("--model", help="checkpoint folder (default: a tiny one, made once)")
+    parser.add_argument("--model", help="checkpoint folder (default: the trained tiny one)")
     parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
                         "GPU (damask mock)")
     parser.add_argument("--model-name", default="gpt-oss-tiny", help="name that clients use")
@@ -360,7 +372,7 @@ def main():
     parser.add_argument("--local-prefill-below", help="decode workers compute prompts with fewer new tokens "
                         "themselves (default: the program's; max: all)")
     parser.add_argument("--limit", type=float, default=60, help="seconds to wait for start or stop")
-    parser.add_argument("--prompt", default="Tell me about page tables.", help="for demo")
+    parser.add_argument("--prompt", default="What is 47 + 35?", help="for demo")
     args = parser.parse_args()
     args.decode_ep = args.decode_ep or args.decode_tp
     if args.decode_ep % args.decode_tp:

@@ -12,6 +12,7 @@ static const struct command {
 } commands[] = {
     {"chat", "conversations to token ids, token ids to messages", dmk_cmd_chat},
     {"mock", "a worker without a model: the real protocol at a configured speed", dmk_cmd_mock},
+    {"expand", "write the checkpoint that a compact one stands for", dmk_cmd_expand},
     {"tinymodel", "write a gpt-oss checkpoint with seeded weights, of any size", dmk_cmd_tinymodel},
     {"tokenize", "turn text into token ids, or ids into text", dmk_cmd_tokenize},
 };

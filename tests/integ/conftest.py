@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from cluster import Cluster, get, tiny_model  # noqa: E402
+from cluster import Cluster, get, random_model, tiny_model  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
 
@@ -26,6 +26,12 @@ def build():
 
 @pytest.fixture(scope="session")
 def model(build):
+    return random_model(build)
+
+
+@pytest.fixture(scope="session")
+def trained(build):
+    """The checkpoint that answers."""
     return tiny_model(build)
 
 

@@ -208,6 +208,10 @@ void tm_fill_bytes(const struct tm_plan *plan, const struct tm_tensor *tensor, u
     uint16_t *values = (uint16_t *)(void *)out; /* buffers of the writer are aligned */
 
     dmk_assert(begin % 16 == 0);
+    if (plan->conf->source) {
+        plan->conf->source->fill(plan->conf->source->ud, tensor->name, begin, n, out);
+        return;
+    }
     switch (tensor->fill) {
     case TM_UNIFORM:
         fill_uniform(seed, tensor->stream, tensor->mean, tensor->deviation, begin / 2, n / 2,

@@ -11,6 +11,13 @@
 
 #include "common/model/weights.h"
 
+/* Where numbers come from instead of the seed: called by several threads at a time for bytes
+ * [begin, begin + n) of the tensor that is called name in the checkpoint; begin is a multiple of 16. */
+struct dmk_tinymodel_source {
+    void (*fill)(const void *ud, const char *name, uint64_t begin, uint64_t n, uint8_t *out);
+    const void *ud;
+};
+
 struct dmk_tinymodel_conf {
     const char *out; /* folder to be made */
     struct dmk_shape shape;
@@ -22,6 +29,7 @@ struct dmk_tinymodel_conf {
     bool force;         /* replace a folder that holds files only */
     const char
         *vocab; /* o200k_base.tiktoken, to write tokenizer.json from; NULL = none is written */
+    const struct dmk_tinymodel_source *source; /* NULL = random numbers of the seed */
     void (*on_progress)(void *ud, uint64_t done_bytes,
                         uint64_t total_bytes); /* some times a second */
     void *ud;
