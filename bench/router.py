@@ -1,0 +1,143 @@
+"""What the router costs, with mock workers behind it: CPU time for prompts and for streamed tokens, latency it adds
+to a token, memory. One router, its CPU time as the kernel counts it (all threads), so other programs of the machine
+disturb latencies but hardly the CPU times.
+
+usage: bench/router.py BUILD [--rounds N] [--only prompts|tokens|latency]
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from cluster import Cluster  # noqa: E402
+
+FAST = ["--step-us", "0", "--sequence-us", "0", "--prompt-token-us", "0", "--max-sequences", "1024"]
+MODEL = "gpt-oss-tiny"
+
+
+def cpu_s(pid):
+    """CPU seconds of all threads; one that ended meanwhile is not counted (the router's live as long as it)."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
+
+
+def rss_mib(pid, field="VmRSS"):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+
+
+def machine():
+    model = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; commit {commit.stdout.strip()}"
+
+
+class Bench:
+    def __init__(self, build, name, prefill=0, decode_args=(), below="max"):
+        self.build = build
+        self.cluster = Cluster(build, "mock", mock=True, prefill=prefill, decode=1, name=f"bench-{name}",
+                               prefill_args=["--prompt-token-us", "0", "--step-us", "0"],
+                               decode_args=["--local-prefill-below", below, *decode_args],
+                               router_args=["--log-level", "warn"])
+
+    def __enter__(self):
+        self.cluster.start()
+        self.pid = self.cluster.routers[0].pid
+        return self
+
+    def __exit__(self, *exc):
+        self.cluster.__exit__(*exc)
+
+    def load(self, *args):
+        """(report of the load generator, CPU seconds of the router)."""
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            before = cpu_s(self.pid)
+            done = subprocess.run([self.build / "bench/load/bench_load", "--port",
+                                   self.cluster.url.rsplit(":", 1)[1], "--json", out.name, *map(str, args)],
+                                  capture_output=True, text=True)
+            spent = cpu_s(self.pid) - before
+            if done.returncode:
+                sys.exit(done.stdout + done.stderr)
+            return json.loads(pathlib.Path(out.name).read_text()), spent
+
+
+def show(values, form="{:.2f}"):
+    return (form + " (" + form + " to " + form + ")").format(statistics.median(values), min(values), max(values))
+
+
+def prompts(build, rounds):
+    print("router CPU ms for 10000 prompt tokens, median (lowest to highest); goal at most 3")
+    for name, prefill, below, extra in (("completions, colocated", 0, "max", []),
+                                        ("chat, colocated", 0, "max", ["--chat"]),
+                                        ("chat, by a prefill worker", 1, "0", ["--chat"])):
+        with Bench(build, "prompts", prefill, FAST, below) as b:
+            b.load("--requests", 4, "--concurrency", 2, "--input", 9000, "--output", 1, "--seed", 999, *extra)
+            values = []
+            for r in range(rounds):
+                report, spent = b.load("--requests", 30, "--concurrency", 4, "--input", 9000, "--output", 1,
+                                       "--seed", r + 1, *extra)
+                values.append(spent * 1e3 / report["tokens_in"] * 1e4)
+        print(f"  {name:28} {show(values)}")
+
+
+def tokens(build, rounds):
+    print("streamed tokens for each second of the router's CPU, in thousands; goal at least 300")
+    for name, streams, output, speed, extra in (
+            ("as fast as they come", 64, 2000, FAST, []),
+            ("as fast as they come, chat", 64, 2000, FAST, ["--chat"]),
+            ("a token every 5 ms a stream", 64, 300, ["--step-us", "5000", "--sequence-us", "0"], [])):
+        with Bench(build, "tokens", 0, speed) as b:
+            b.load("--requests", 8, "--concurrency", 8, "--input", 10, "--output", 50, *extra)
+            values, reads = [], []
+            for r in range(rounds):
+                report, spent = b.load("--requests", streams, "--concurrency", streams, "--input", 10, "--output",
+                                       output, "--seed", r + 1, *extra)
+                values.append(report["tokens_out"] / spent / 1e3)
+                reads.append(report["events"] / report["reads"])
+        print(f"  {name:28} {show(values)}; {statistics.median(reads):.1f} events in a read of the client")
+
+
+def latency(build, rounds):
+    del rounds
+    print("from the end of a worker's step to the client's reading of its token: ms; memory of the router")
+    for streams, step_ms, output in ((1, 10, 300), (100, 20, 150), (1000, 100, 40)):
+        with tempfile.TemporaryDirectory() as folder:
+            log = str(pathlib.Path(folder) / "steps")
+            with Bench(build, "latency", 0, ["--step-us", step_ms * 1000, "--sequence-us", "0", "--prompt-token-us",
+                                             "0", "--max-sequences", "1024", "--step-log", log]) as b:
+                idle = rss_mib(b.pid)
+                report, _ = b.load("--requests", streams, "--concurrency", streams, "--input", 100, "--output", output,
+                                   "--step-log", log)
+                top = rss_mib(b.pid, "VmHWM")
+        a = report["added_ms"]
+        print(f"  {streams:4} streams, a step every {step_ms:3} ms: p50 {a['p50']:.3f}, p99 {a['p99']:.3f} "
+              f"({a['n']} tokens); RSS {idle:.1f} MiB idle, at most {top:.1f} MiB")
+
+
+def main():
+    parts = {"prompts": prompts, "tokens": tokens, "latency": latency}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=parts)
+    args = parser.parse_args()
+    print(machine())
+    print("bench/router.py " + " ".join(sys.argv[1:]))
+    for name, part in parts.items():
+        if args.only in (None, name):
+            part(args.build.resolve(), args.rounds)
+
+
+if __name__ == "__main__":
+    main()
