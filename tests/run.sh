@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs the suites and ends with one line: N passed, N failed. Called by ./dev test.
 #
-#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim python integ deploy eval
+#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim python integ deploy eval threads
 #
+# "threads" are the C tests in which threads meet, for a build with ThreadSanitizer.
+# SKIP="NAME..." in front leaves C tests out, SLOW=N gives them N times their time.
 # meson runs the C tests (each program is one test, as is each cmocka case inside its log); pytest runs the
 # Python ones. Everything is on loopback; no network is used.
 set -uo pipefail
@@ -29,19 +31,33 @@ run_script() { # name command...
   if "$@"; then count 1 0 "$name" $((SECONDS - start)); else count 0 1 "$name" $((SECONDS - start)); fi
 }
 
-run_meson() { # suite
-  local start=$SECONDS log
+# C tests with more than one thread in them.
+threads="mailbox loop obs http rpc worker xferloop backend_team coll_local model_engine_copies
+  model_engine_cancel xfer-loopback-emulated xfer-loopback-direct xfer-ucx-tcp"
+
+tests_of() { # suite: the names of its tests without those in SKIP
+  meson introspect "$build" --tests | .deps/venv/bin/python -c '
+import json, sys
+suite, skip = sys.argv[1], sys.argv[2].split()
+for t in json.load(sys.stdin):
+    if "damask:" + suite in t["suite"] and t["name"] not in skip:
+        print(t["name"])' "$1" "${SKIP:-}"
+}
+
+run_meson() { # suite test...
+  local suite=$1 start=$SECONDS log
+  shift
   log=$(mktemp)
-  meson test -C "$build" --no-rebuild --suite "$1" --print-errorlogs 2>&1 | tee "$log"
+  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "${SLOW:-1}" "$@" 2>&1 | tee "$log"
   local ok bad
   ok=$(awk '/^Ok: /{print $2}' "$log")
   bad=$(awk '/^(Fail|Timeout|Unexpected Pass): /{n += $NF} END {print n + 0}' "$log")
   rm -f "$log"
   if [ -z "$ok" ]; then
-    echo "suite $1 ran no test"
+    echo "suite $suite ran no test"
     bad=1
   fi
-  count "${ok:-0}" "$bad" "$1" $((SECONDS - start))
+  count "${ok:-0}" "$bad" "$suite" $((SECONDS - start))
 }
 
 run_pytest() { # suite path...
@@ -63,9 +79,10 @@ for suite in $suites; do
   case $suite in
     layers) run_script layers tools/check-layers.sh
       run_script headers tools/check-headers.sh "$build" ;;
-    unit | check | conform | sim) run_meson "$suite" ;;
+    unit | check | conform | sim) run_meson "$suite" $(tests_of "$suite") ;;
+    threads) run_meson threads $threads ;;
     python) run_pytest python tests/python ;;
-    integ) run_meson integ
+    integ) run_meson integ $(tests_of integ)
       run_pytest integ tests/integ ;;
     eval) run_script eval .deps/venv/bin/python tools/eval.py --build "$build" --show ;;
     deploy) run_pytest deploy tests/deploy ;;

@@ -444,7 +444,8 @@ static void test_refusals(void **state)
     memory_weights_free(weights);
 }
 
-int main(void)
+/* An argument chooses tests by a pattern ("test_copies"). */
+int main(int argc, char **argv)
 {
     const char *given = getenv("DMK_TEST_SEED");
     seed = given ? strtoull(given, NULL, 0) : dmk_random_u64();
@@ -456,5 +457,8 @@ int main(void)
         cmocka_unit_test(test_window),   cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_identity), cmocka_unit_test(test_refusals),
     };
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
