@@ -325,8 +325,8 @@ def cmd_demo(args):
         for p in cluster.processes:
             print(f"  {p.name:10} pid {p.pid}")
         print()
-        print(f"user: {question}\nassistant: ", end="", flush=True)
-        timeline = []
+        print(f"user: {question}", end="", flush=True)
+        timeline, part = [], [""]
 
         def on_line(line):
             if line.startswith(":"):
@@ -336,8 +336,10 @@ def cmd_demo(args):
                 return
             for choice in json.loads(line[6:]).get("choices", []):
                 delta = choice.get("delta", {})
-                text = delta.get("content") or delta.get("reasoning") or ""
-                print(text, end="", flush=True)
+                for name in ("reasoning", "content"):
+                    if delta.get(name):
+                        print("" if part[0] == name else f"\n{name}: ", delta[name], sep="", end="", flush=True)
+                        part[0] = name
 
         stream_chat(cluster.url, {"model": args.model_name, "stream": True, "max_tokens": 48,
                                   "temperature": 0, "messages": [{"role": "user", "content": question}]},
