@@ -2,6 +2,8 @@
 #include "tools/tinymodel/internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 void tm_text_header(const struct tm_plan *plan, uint32_t file, struct dmk_buf *out)
 {
@@ -55,6 +57,15 @@ static uint32_t clip_id(const struct dmk_shape *s, uint32_t id, uint32_t from_en
     return id < s->vocab ? id : s->vocab - from_end;
 }
 
+/* Readers that are strict about types want 7.0 where a number is no count. */
+static void put_real(const char *key, double v, const char *end, struct dmk_buf *out)
+{
+    char text[40];
+
+    (void)snprintf(text, sizeof(text), "%.9g", v);
+    dmk_buf_printf(out, "\"%s\": %s%s%s", key, text, strpbrk(text, ".en") ? "" : ".0", end);
+}
+
 void tm_text_config(const struct tm_plan *plan, struct dmk_buf *out)
 {
     const struct dmk_shape *s = &plan->conf->shape;
@@ -87,17 +98,18 @@ void tm_text_config(const struct tm_plan *plan, struct dmk_buf *out)
                      "    \"quant_method\": \"mxfp4\"\n  },\n");
     }
     dmk_buf_printf(out, "  \"rms_norm_eps\": %.9g,\n  \"rope_scaling\": {\n", (double)s->norm_eps);
-    dmk_buf_printf(out,
-                   "    \"beta_fast\": %.17g,\n    \"beta_slow\": %.17g,\n    \"factor\": %.17g,\n",
-                   s->rope_beta_fast, s->rope_beta_slow, s->rope_factor);
+    dmk_buf_puts(out, "    ");
+    put_real("beta_fast", s->rope_beta_fast, ",\n    ", out);
+    put_real("beta_slow", s->rope_beta_slow, ",\n    ", out);
+    put_real("factor", s->rope_factor, ",\n", out);
     dmk_buf_printf(out,
                    "    \"original_max_position_embeddings\": %u,\n    \"rope_type\": \"yarn\",\n"
                    "    \"truncate\": false\n  },\n",
                    s->rope_original_positions);
     dmk_buf_printf(out, "  \"rope_theta\": %.17g,\n  \"router_aux_loss_coef\": 0.9,\n",
                    s->rope_theta);
-    dmk_buf_printf(out, "  \"sliding_window\": %u,\n  \"swiglu_limit\": %.9g,\n", s->window,
-                   (double)s->swiglu_limit);
+    dmk_buf_printf(out, "  \"sliding_window\": %u,\n  ", s->window);
+    put_real("swiglu_limit", (double)s->swiglu_limit, ",\n", out);
     dmk_buf_printf(out,
                    "  \"tie_word_embeddings\": false,\n  \"use_cache\": true,\n"
                    "  \"vocab_size\": %u\n}\n",
