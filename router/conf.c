@@ -73,6 +73,10 @@ static const struct dmk_conf_option options[] = {
      AT(request_timeout_ms)},
     {"keepalive", DMK_CONF_MS, "15s", 1, 86400000, NULL,
      "a stream that is silent this long gets a comment line", AT(keepalive_ms)},
+    {"stream-gap", DMK_CONF_MS, "2ms", 0, 1000, NULL,
+     "a stream is written to at most this often: tokens that come sooner after the last write wait "
+     "for the rest of this time and go together; the first never waits; 0 = never",
+     AT(stream_gap_ms)},
     {"idle-timeout", DMK_CONF_MS, "75s", 1, 86400000, NULL,
      "idle HTTP connections are closed after this", AT(idle_timeout_ms)},
     {"read-timeout", DMK_CONF_MS, "30s", 1, 86400000, NULL,

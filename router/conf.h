@@ -35,6 +35,7 @@ struct dmk_router_conf {
     uint64_t token_timeout_ms;
     uint64_t request_timeout_ms;
     uint64_t keepalive_ms;
+    uint64_t stream_gap_ms;
     uint64_t idle_timeout_ms;
     uint64_t read_timeout_ms;
     uint64_t resolve_ms;

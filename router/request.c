@@ -426,23 +426,50 @@ static void on_event(void *ud, struct dmk_worker *worker, const Damask__V1__Work
     dmk_request__on_event(all, worker, event);
 }
 
-static void on_batch_end(void *ud)
+/* Writes what dirty requests hold, one write each. A write costs several times what its tokens do, so a
+ * request that was flushed less than the gap ago stays dirty for the rest of the gap. */
+static void flush_dirty(struct dmk_requests *all)
 {
-    struct dmk_requests *all = ud;
+    const uint64_t now = now_ns(all), gap_ms = all->conf.conf->stream_gap_ms;
+    bool some_wait = false;
     struct dmk_list *next;
 
-    all->in_batch = false;
     for (struct dmk_list *at = all->dirty.next; at != &all->dirty; at = next) {
         struct dmk_request *r = dmk_container_of(at, struct dmk_request, dirty);
 
         next = at->next; /* fronts end no request from within a call */
+        if (!r->abandoned && now - r->flushed_ns < gap_ms * DMK_NS_PER_MS) {
+            some_wait = true;
+            continue;
+        }
         dmk_list_remove(&r->dirty);
         if (r->abandoned) {
             end_abandoned(r);
         } else {
+            r->flushed_ns = now;
             r->front->flush(r->ud);
         }
     }
+    if (some_wait && !all->late_flush_runs) {
+        all->late_flush_runs = true;
+        dmk_timer_start(all->late_flush, gap_ms, 0);
+    }
+}
+
+static void on_late_flush(void *ud)
+{
+    struct dmk_requests *all = ud;
+
+    all->late_flush_runs = false;
+    flush_dirty(all);
+}
+
+static void on_batch_end(void *ud)
+{
+    struct dmk_requests *all = ud;
+
+    all->in_batch = false;
+    flush_dirty(all);
     dmk_requests__pump(all);
 }
 
@@ -539,8 +566,9 @@ int dmk_requests_new(const struct dmk_requests_conf *conf, struct dmk_requests *
     if (rc == 0) {
         all->table = calloc(all->n_buckets, sizeof(all->table[0]));
         all->tick = dmk_timer_new(conf->loop, tick, all);
+        all->late_flush = dmk_timer_new(conf->loop, on_late_flush, all);
         all->rate_ns = now_ns(all);
-        if (!all->table || !all->tick) {
+        if (!all->table || !all->tick || !all->late_flush) {
             rc = dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %u requests",
                                conf->conf->max_requests);
         }
@@ -562,6 +590,7 @@ void dmk_requests_free(struct dmk_requests **requests)
     }
     dmk_assert(all->n_open == 0);
     dmk_timer_free(&all->tick);
+    dmk_timer_free(&all->late_flush);
     free(all->table);
     free(all->lps);
     dmk_buf_fini(&all->text);

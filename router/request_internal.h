@@ -72,6 +72,7 @@ struct dmk_request {
     void *reply;
     bool begun;                 /* front->begin was called */
     uint64_t out_ns;            /* of the last frame */
+    uint64_t flushed_ns;        /* of the last flush; 0 = none yet */
     struct dmk_choice *choices; /* [ask.n] */
     uint32_t n_ended;
     struct dmk_lp_list prompt_lps; /* echo with log-probabilities */
@@ -104,6 +105,8 @@ struct dmk_requests {
     bool draining, aborting;
     bool in_batch; /* a worker's message is being read: ends of requests wait */
     struct dmk_timer *tick;
+    struct dmk_timer *late_flush; /* of dirty requests that were flushed a moment ago */
+    bool late_flush_runs;
     int64_t date_unix_s;  /* fixed date, or -1: none, -2: today */
     double prefill_rate;  /* prompt tokens a second that get through, recent mean; 0 = unknown */
     uint64_t rate_tokens; /* got through since rate_ns */

@@ -1,6 +1,8 @@
 /* Framing of server-sent events. */
 #include "router/sse.h"
 
+#include <string.h>
+
 void dmk_sse_event(struct dmk_buf *out, const char *event, struct dmk_str payload)
 {
     size_t from = 0;
@@ -9,6 +11,12 @@ void dmk_sse_event(struct dmk_buf *out, const char *event, struct dmk_str payloa
         dmk_buf_puts(out, "event: ");
         dmk_buf_puts(out, event);
         dmk_buf_putc(out, '\n');
+    }
+    if (!memchr(payload.data, '\n', payload.len) && !memchr(payload.data, '\r', payload.len)) {
+        dmk_buf_append(out, "data: ", 6);
+        dmk_buf_append(out, payload.data, payload.len);
+        dmk_buf_append(out, "\n\n", 2);
+        return;
     }
     for (size_t i = 0; i <= payload.len; i++) {
         if (i < payload.len && payload.data[i] != '\n' && payload.data[i] != '\r') {
