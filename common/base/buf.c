@@ -27,10 +27,15 @@ void dmk_buf_reset(struct dmk_buf *buf)
     }
 }
 
+static size_t max_of(const struct dmk_buf *buf)
+{
+    return buf->max_len ? buf->max_len : DEFAULT_MAX;
+}
+
 /* Room for extra more bytes and the NUL. */
 static bool reserve(struct dmk_buf *buf, size_t extra)
 {
-    const size_t max = buf->max_len ? buf->max_len : DEFAULT_MAX;
+    const size_t max = max_of(buf);
     size_t cap = buf->cap ? buf->cap : 256;
     char *data;
 
@@ -81,12 +86,21 @@ void dmk_buf_putc(struct dmk_buf *buf, char c)
 
 void dmk_buf_printf(struct dmk_buf *buf, const char *fmt, ...)
 {
+    const size_t room = buf->failed ? 0 : buf->cap - buf->len;
     va_list ap;
     int n;
 
+    /* Most texts fit in what is there; what did not is written again. */
     va_start(ap, fmt);
-    n = vsnprintf(NULL, 0, fmt, ap);
+    n = vsnprintf(room > 0 ? buf->data + buf->len : NULL, room, fmt, ap);
     va_end(ap);
+    if (n >= 0 && (size_t)n < room && (size_t)n <= max_of(buf) - buf->len) {
+        buf->len += (size_t)n;
+        return;
+    }
+    if (room > 0) {
+        buf->data[buf->len] = 0;
+    }
     if (n < 0 || !reserve(buf, (size_t)n)) {
         buf->failed = true;
         return;
