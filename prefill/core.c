@@ -112,7 +112,7 @@ static uint64_t us_between(uint64_t from_ns, uint64_t to_ns)
     return from_ns && to_ns > from_ns ? (to_ns - from_ns) / 1000 : 0;
 }
 
-static void on_done(void *ud, uint64_t order, bool ok, uint64_t bytes, uint64_t ns_since_claim)
+static void on_done(void *ud, uint64_t order, bool ok, uint64_t bytes, uint64_t ns_moving)
 {
     struct dmk_prefill_core *core = ud;
     struct dmk_prefill_job *job = dmk_prefill__find(core, order);
@@ -134,7 +134,7 @@ static void on_done(void *ud, uint64_t order, bool ok, uint64_t bytes, uint64_t 
                      .n_cached = job->n_cached,
                      .queue_us = us_between(job->queued_ns, job->claim_ns),
                      .compute_us = us_between(job->started_ns, job->computed_ns),
-                     .transfer_us = ns_since_claim / 1000,
+                     .transfer_us = ns_moving / 1000,
                      .transfer_bytes = bytes},
         };
 

@@ -284,9 +284,11 @@ static void take_prefill_done(struct dmk_request *r, const Damask__V1__PrefillDo
     }
     t->p_queue_us = e->queue_us;
     t->p_compute_us = e->compute_us;
-    if (t->transfer_bytes == 0) {
-        t->transfer_bytes = e->transfer_bytes;
-        t->transfer_us = e->transfer_us;
+    t->transfer_bytes = e->transfer_bytes;
+    t->transfer_us = e->transfer_us;
+    if (e->transfer_us > 0) {
+        dmk_histogram_observe(r->all->conf.stats->transfer_gb_s,
+                              (double)e->transfer_bytes / (double)e->transfer_us / 1e3);
     }
     if (e->n_cached > r->n_cached && e->n_cached < r->ask.prompt.len) {
         r->n_cached = e->n_cached;
@@ -296,15 +298,9 @@ static void take_prefill_done(struct dmk_request *r, const Damask__V1__PrefillDo
 
 static void take_transferred(struct dmk_request *r, const Damask__V1__Transferred *e)
 {
-    struct dmk_stats *stats = r->all->conf.stats;
-
     r->timeline.prefilled_ns = now_ns(r->all);
     r->timeline.transfer_bytes = e->bytes;
-    r->timeline.transfer_us = e->us;
-    dmk_counter_add(stats->transfer_bytes, (double)e->bytes);
-    if (e->us > 0) {
-        dmk_histogram_observe(stats->transfer_gb_s, (double)e->bytes / (double)e->us / 1e3);
-    }
+    dmk_counter_add(r->all->conf.stats->transfer_bytes, (double)e->bytes);
 }
 
 static void take_first_token(struct dmk_request *r)
@@ -353,7 +349,6 @@ static void take_finished(struct dmk_request *r, const Damask__V1__Finished *e)
     t->d_queue_us = e->queue_us;
     if (e->transfer_bytes > 0) {
         t->transfer_bytes = e->transfer_bytes;
-        t->transfer_us = e->transfer_us;
     }
     r->n_cached = e->n_cached < r->ask.prompt.len ? e->n_cached : (uint32_t)r->ask.prompt.len;
     dmk_request__touch(r);

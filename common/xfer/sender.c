@@ -191,7 +191,7 @@ static void tell(struct dmk_sender *tx, struct job *job, enum dmk_send_event eve
                  uint32_t actions)
 {
     const struct dmk_sender_events *ev = &tx->conf.events;
-    const uint64_t id = job->id, bytes = job->bytes, ns = tx->now_ns - job->claimed_ns;
+    const uint64_t id = job->id, bytes = job->bytes, ns = job->moved_ns;
     const bool ok = job->accepted;
 
     if (tx->stopping) {

@@ -15,8 +15,9 @@ struct dmk_sender_events {
     /* Not for the owner's own cancel. -DMK_EAGAIN: D has refused the claim (retry elsewhere);
      * -DMK_ETIMEOUT: the budget is spent; -DMK_EPEER: the endpoint broke. `why` is a sentence. */
     void (*on_failed)(void *ud, uint64_t job, int status, const char *why);
-    /* The job is over: source pages are free to reuse. ok = D has accepted. */
-    void (*on_done)(void *ud, uint64_t job, bool ok, uint64_t bytes, uint64_t ns_since_claim);
+    /* The job is over: source pages are free to reuse. ok = D has accepted. ns_moving is how long
+     * puts of the job or its flush were under way (computing in between does not count). */
+    void (*on_done)(void *ud, uint64_t job, bool ok, uint64_t bytes, uint64_t ns_moving);
     /* `closed{cookie}` for a router to relay to the ticket's D. */
     void (*on_closed_word)(void *ud, struct dmk_id128 cookie, uint64_t d_incarnation);
     void *ud;

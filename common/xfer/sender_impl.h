@@ -52,9 +52,10 @@ struct job {
     enum dmk_message_reply refusal;
     uint32_t n_in_flight;
     uint64_t claimed_ns, due_ns,
-        lost_ns;                 /* lost_ns: since when no endpoint is known to work, or 0 */
-    uint64_t bytes;              /* put and complete */
-    uint32_t full_at, window_at; /* layers before these have nothing to put */
+        lost_ns;                  /* lost_ns: since when no endpoint is known to work, or 0 */
+    uint64_t bytes;               /* put and complete */
+    uint64_t moving_ns, moved_ns; /* puts or flush under way: since (0 = none are), and in sum */
+    uint32_t full_at, window_at;  /* layers before these have nothing to put */
     struct layer full[DMK_TICKET_MAX_LAYERS], window[DMK_TICKET_MAX_LAYERS];
     uint32_t src_pages[DMK_TICKET_MAX_PAGES]; /* by block */
     uint32_t dst_pages[DMK_TICKET_MAX_PAGES];

@@ -4,6 +4,7 @@
  * max_puts_in_flight are posted over all jobs, which take turns. */
 #include "common/base/assert.h"
 #include "common/base/log.h"
+#include "common/base/clock.h"
 #include "common/xfer/sender_impl.h"
 
 #define PUTS_PER_TURN 16
@@ -180,6 +181,20 @@ void dmk_sender_endpoint_lose(struct dmk_sender *tx, struct endpoint *e)
 /* ---- puts -------------------------------------------------------------------------------------
  */
 
+/* A measurement only, so it reads the clock itself: what is under way has begun, or the last of it has
+ * ended. */
+static void mark_moving(struct job *job)
+{
+    const bool moving = job->n_in_flight > 0 || job->flushing;
+
+    if (moving && job->moving_ns == 0) {
+        job->moving_ns = dmk_clock_ns();
+    } else if (!moving && job->moving_ns > 0) {
+        job->moved_ns += dmk_clock_ns() - job->moving_ns;
+        job->moving_ns = 0;
+    }
+}
+
 static void on_put_done(void *ud, int status)
 {
     struct put *put = ud;
@@ -188,6 +203,7 @@ static void on_put_done(void *ud, int status)
 
     job->n_in_flight--;
     tx->n_in_flight--;
+    mark_moving(job);
     if (status == 0) {
         job->bytes += put->bytes;
         tx->stats.n_bytes += put->bytes;
@@ -209,6 +225,7 @@ static void on_flush_done(void *ud, int status)
     struct dmk_sender *tx = job->tx;
 
     job->flushing = false;
+    mark_moving(job);
     if (status < 0) {
         if (dmk_sender_endpoint_works(job->endpoint)) {
             dmk_sender_endpoint_lose(tx, job->endpoint);
@@ -229,6 +246,7 @@ static void start_flush(struct dmk_sender *tx, struct job *job)
         return;
     }
     job->flushing = true;
+    mark_moving(job);
     if (tx->conf.ops->flush(job->endpoint->ep, on_flush_done, job) < 0) {
         job->flushing = false;
         dmk_sender_endpoint_lose(tx, job->endpoint);
@@ -314,6 +332,7 @@ static bool post_put(struct dmk_sender *tx, struct job *job, const struct dmk_pl
     *put = (struct put){.job = job, .bytes = p->bytes};
     job->n_in_flight++;
     tx->n_in_flight++;
+    mark_moving(job);
     tx->stats.n_puts++;
     r = tx->conf.ops->put(
         e->ep, window ? tx->conf.window_mem[p->src_rank] : tx->conf.full_mem[p->src_rank], src,
@@ -322,6 +341,7 @@ static bool post_put(struct dmk_sender *tx, struct job *job, const struct dmk_pl
     if (r < 0) {
         job->n_in_flight--;
         tx->n_in_flight--;
+        mark_moving(job);
         put->next_free = tx->free_puts;
         tx->free_puts = put;
         dmk_sender_endpoint_lose(tx, e);
