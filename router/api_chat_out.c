@@ -144,7 +144,9 @@ static void write_lps(struct dmk_buf *out, const struct dmk_lp *lps, size_t n, b
 static void begin_chunk(struct reply *r, uint32_t choice)
 {
     dmk_buf_append_str(&r->out, dmk_buf_str(&r->head));
-    dmk_buf_printf(&r->out, "{\"index\":%u,\"delta\":{", choice);
+    dmk_buf_puts(&r->out, "{\"index\":");
+    dmk_buf_put_u64(&r->out, choice);
+    dmk_buf_puts(&r->out, ",\"delta\":{");
 }
 
 static void end_chunk(struct reply *r, const struct dmk_lp *lps, size_t n_lps, const char *finish)

@@ -241,7 +241,9 @@ static void write_choice(struct reply *r, uint32_t index, struct dmk_str text, c
     struct dmk_buf *out = &r->out;
     struct lists *l = &r->choices[index].lists;
 
-    dmk_buf_printf(out, "{\"index\":%u,\"text\":", index);
+    dmk_buf_puts(out, "{\"index\":");
+    dmk_buf_put_u64(out, index);
+    dmk_buf_puts(out, ",\"text\":");
     dmk_out_str(out, text);
     dmk_buf_puts(out, ",\"logprobs\":");
     if (r->conf.logprobs) {

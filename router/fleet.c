@@ -13,6 +13,7 @@
 #define PAUSE_MIN_MS     100
 #define PAUSE_MAX_MS     2000
 #define PAUSE_REFUSED_MS 5000
+#define ARENA_BYTES      ((size_t)256 << 10) /* a thousand events of a step */
 
 static const char *const role_names[] = {"prefill", "decode"};
 
@@ -292,7 +293,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
     struct dmk_error error;
 
     dmk_assert(stream == w->stream);
-    if (dmk_msg_worker_unpack(bytes, DMK_VOCAB_SIZE, &m, &error) < 0) {
+    if (dmk_msg_worker_unpack(bytes, DMK_VOCAB_SIZE, &fleet->arena.allocator, &m, &error) < 0) {
         dmk_log_error("worker=%s (%s) broke the protocol: %s", w->id, w->address, error.text);
         note_failure(w, "it sent a message that can not be read", true);
         dmk_rpc_cancel(stream);
@@ -309,7 +310,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
             dmk_counter_add(fleet->conf.stats->stale_events, 1);
         }
     }
-    damask__v1__worker_message__free_unpacked(m, NULL);
+    damask__v1__worker_message__free_unpacked(m, &fleet->arena.allocator);
     fleet->conf.events.on_batch_end(fleet->conf.events.ud);
 }
 
@@ -430,6 +431,7 @@ int dmk_fleet_new(const struct dmk_fleet_conf *conf, struct dmk_fleet **ret,
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the fleet");
     }
     fleet->conf = *conf;
+    dmk_rpc_arena_init(&fleet->arena, ARENA_BYTES);
     fleet->index = dmk_index_new(conf->index_blocks);
     if (!fleet->index) {
         rc = dmk_error_set(reterr, -DMK_ENOMEM, "no memory for an index of %zu blocks",
@@ -479,6 +481,7 @@ void dmk_fleet_free(struct dmk_fleet **fleet)
         }
     }
     dmk_index_free(&f->index);
+    dmk_rpc_arena_fini(&f->arena);
     free(f);
 }
 

@@ -1,6 +1,7 @@
 /* What the files of the fleet share: fleet.c (streams and hellos), fleet_names.c (host names). */
 #pragma once
 
+#include "common/rpc/arena.h"
 #include "router/fleet.h"
 
 struct dmk_fleet_name; /* one entry of a list that is a host name */
@@ -9,6 +10,7 @@ struct dmk_fleet {
     struct dmk_fleet_conf conf;
     struct dmk_worker *workers[DMK_FLEET_MAX_WORKERS];
     struct dmk_index *index;
+    struct dmk_rpc_arena arena; /* of the message being read */
     struct dmk_fleet_name *names;
     struct dmk_timer *resolve_timer;
     bool closing;

@@ -84,6 +84,18 @@ void dmk_buf_putc(struct dmk_buf *buf, char c)
     dmk_buf_append(buf, &c, 1);
 }
 
+void dmk_buf_put_u64(struct dmk_buf *buf, uint64_t value)
+{
+    char digits[20];
+    size_t at = sizeof(digits);
+
+    do {
+        digits[--at] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    dmk_buf_append(buf, digits + at, sizeof(digits) - at);
+}
+
 void dmk_buf_printf(struct dmk_buf *buf, const char *fmt, ...)
 {
     const size_t room = buf->failed ? 0 : buf->cap - buf->len;

@@ -22,6 +22,7 @@ void dmk_buf_append(struct dmk_buf *buf, const void *data, size_t len);
 void dmk_buf_append_str(struct dmk_buf *buf, struct dmk_str text);
 void dmk_buf_puts(struct dmk_buf *buf, const char *text);
 void dmk_buf_putc(struct dmk_buf *buf, char c);
+void dmk_buf_put_u64(struct dmk_buf *buf, uint64_t value); /* decimal */
 void dmk_buf_printf(struct dmk_buf *buf, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -44,10 +44,11 @@ int dmk_msg_generate_check(const Damask__V1__Generate *generate,
 int dmk_msg_prefill_check(const Damask__V1__Prefill *prefill, const struct dmk_msg_limits *limits,
                           struct dmk_error *reterr);
 
-/* Reads and checks; on success the caller frees *ret with damask__v1__worker_message__free_unpacked.
- * vocab_size 0: not known yet, ids are not compared. */
+/* Reads and checks; on success the caller frees *ret with damask__v1__worker_message__free_unpacked and the same
+ * allocator (NULL: the heap). vocab_size 0: not known yet, ids are not compared. */
 int dmk_msg_worker_unpack(struct dmk_bytes bytes, uint32_t vocab_size,
-                          Damask__V1__WorkerMessage **ret, struct dmk_error *reterr);
+                          ProtobufCAllocator *allocator, Damask__V1__WorkerMessage **ret,
+                          struct dmk_error *reterr);
 
 /* Packs straight into gRPC's memory; otherwise as dmk_rpc_send. */
 int dmk_rpc_send_message(struct dmk_rpc_stream *stream, const ProtobufCMessage *message);

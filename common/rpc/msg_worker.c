@@ -207,9 +207,11 @@ static int check_event(const Damask__V1__WorkerEvent *e, uint32_t vocab_size,
 }
 
 int dmk_msg_worker_unpack(struct dmk_bytes bytes, uint32_t vocab_size,
-                          Damask__V1__WorkerMessage **ret, struct dmk_error *reterr)
+                          ProtobufCAllocator *allocator, Damask__V1__WorkerMessage **ret,
+                          struct dmk_error *reterr)
 {
-    Damask__V1__WorkerMessage *m = damask__v1__worker_message__unpack(NULL, bytes.len, bytes.data);
+    Damask__V1__WorkerMessage *m =
+        damask__v1__worker_message__unpack(allocator, bytes.len, bytes.data);
     int status;
 
     if (!m) {
@@ -224,7 +226,7 @@ int dmk_msg_worker_unpack(struct dmk_bytes bytes, uint32_t vocab_size,
         status = check_event(m->events[i], vocab_size, reterr);
     }
     if (status < 0) {
-        damask__v1__worker_message__free_unpacked(m, NULL);
+        damask__v1__worker_message__free_unpacked(m, allocator);
         return status;
     }
     *ret = m;

@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         damask__v1__router_message__free_unpacked(r, NULL);
     }
     err.text[0] = 0;
-    if (dmk_msg_worker_unpack(bytes, 1000, &w, &err) < 0) {
+    if (dmk_msg_worker_unpack(bytes, 1000, NULL, &w, &err) < 0) {
         dmk_assert(!w && err.text[0]);
     } else {
         for (size_t i = 0; i < w->n_events; i++) {

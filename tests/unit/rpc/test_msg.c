@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include "common/base/rng.h"
+#include "common/rpc/arena.h"
 #include "common/rpc/msg.h"
 
 #define T(text) ((char *)(uintptr_t)(text))
@@ -220,8 +221,8 @@ static void later_bodies_are_let_through(void **state)
     assert_int_equal(m->body_case, DAMASK__V1__ROUTER_MESSAGE__BODY__NOT_SET);
     assert_int_equal(m->worker_incarnation, 5);
     damask__v1__router_message__free_unpacked(m, NULL);
-    assert_int_equal(dmk_msg_worker_unpack((struct dmk_bytes){event, sizeof(event)}, 0, &w, &err),
-                     0);
+    assert_int_equal(
+        dmk_msg_worker_unpack((struct dmk_bytes){event, sizeof(event)}, 0, NULL, &w, &err), 0);
     assert_int_equal(w->n_events, 1);
     assert_int_equal(w->events[0]->body_case, DAMASK__V1__WORKER_EVENT__BODY__NOT_SET);
     damask__v1__worker_message__free_unpacked(w, NULL);
@@ -229,7 +230,8 @@ static void later_bodies_are_let_through(void **state)
         dmk_msg_router_unpack((struct dmk_bytes){(const uint8_t *)"\xff\xff", 2}, &m, &err),
         -DMK_EFORMAT);
     assert_says("not a RouterMessage");
-    assert_int_equal(dmk_msg_worker_unpack((struct dmk_bytes){NULL, 0}, 0, &w, &err), -DMK_EFORMAT);
+    assert_int_equal(dmk_msg_worker_unpack((struct dmk_bytes){NULL, 0}, 0, NULL, &w, &err),
+                     -DMK_EFORMAT);
     assert_says("incarnation is missing");
 }
 
@@ -239,15 +241,28 @@ static struct dmk_buf batch;
 
 static int pass_event(const Damask__V1__WorkerEvent *event)
 {
+    /* The heap, an arena that is too small for all of it, and one that is not. */
+    static const size_t sizes[] = {0, 64, 65536};
     Damask__V1__WorkerMessage *m;
-    int ret;
+    int ret = 0;
 
     dmk_msg_batch_begin(&batch, 9);
     dmk_msg_batch_add(&batch, event);
     assert_false(batch.failed);
-    ret = dmk_msg_worker_unpack(dmk_buf_bytes(&batch), 1000, &m, &err);
-    if (ret == 0) {
-        damask__v1__worker_message__free_unpacked(m, NULL);
+    for (size_t i = 0; i < 3; i++) {
+        struct dmk_rpc_arena arena;
+        ProtobufCAllocator *allocator = sizes[i] > 0 ? &arena.allocator : NULL;
+        int again;
+
+        dmk_rpc_arena_init(&arena, sizes[i]);
+        again = dmk_msg_worker_unpack(dmk_buf_bytes(&batch), 1000, allocator, &m, &err);
+        assert_true(i == 0 || again == ret);
+        ret = again;
+        if (ret == 0) {
+            damask__v1__worker_message__free_unpacked(m, allocator);
+        }
+        assert_int_equal(arena.used, 0);
+        dmk_rpc_arena_fini(&arena);
     }
     return ret;
 }
@@ -433,7 +448,7 @@ static void survives_noise(void **state)
             n_refused++;
             assert_int_not_equal(err.text[0], 0);
         }
-        if (dmk_msg_worker_unpack((struct dmk_bytes){wire, len}, 1000, &w, &err) == 0) {
+        if (dmk_msg_worker_unpack((struct dmk_bytes){wire, len}, 1000, NULL, &w, &err) == 0) {
             damask__v1__worker_message__free_unpacked(w, NULL);
         }
     }

@@ -165,7 +165,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
     struct dmk_error err;
 
     (void)stream;
-    if (dmk_msg_worker_unpack(bytes, 1000, &m, &err) < 0) {
+    if (dmk_msg_worker_unpack(bytes, 1000, NULL, &m, &err) < 0) {
         fail_msg("%s", err.text);
     }
     assert_true(r->n_messages < 4 * MAX_EVENTS);
