@@ -120,7 +120,7 @@ static void normalize_pair(const struct ex_conf *conf, struct ex_state *s, int p
 
 /* Messages that change nothing now and can change nothing later are taken away: the fewer states, the
  * larger the worlds that can be visited. What is left decides the same. */
-static void drop_idle_messages(struct ex_state *s, struct ex_ticket *k, bool wanted)
+static void drop_idle_messages(struct ex_ticket *k, bool wanted)
 {
     const bool failing =
         k->tx == DMK_SEND_FAILING || k->tx == DMK_SEND_TERM_OK || k->tx == DMK_SEND_TERM_FAIL;
@@ -155,7 +155,6 @@ static void drop_idle_messages(struct ex_state *s, struct ex_ticket *k, bool wan
     if (k->rx == DMK_RECEIVE_FORGOTTEN) {
         k->flags &= (uint8_t)~F_WORD;
     }
-    (void)s;
 }
 
 static void normalize_ticket(struct ex_state *s, int t)
@@ -165,7 +164,7 @@ static void normalize_ticket(struct ex_state *s, int t)
     const bool wanted = ex_is_active(q) && q->attempt == t % EX_ATTEMPTS;
     const bool puts = k->tx == DMK_SEND_CLAIM_SENT || k->tx == DMK_SEND_RUNNING;
 
-    drop_idle_messages(s, k, wanted);
+    drop_idle_messages(k, wanted);
     if (k->in_flight && (s->d[k->d].down || k->d_inc != s->d[k->d].incarnation)) {
         k->in_flight = 0; /* into memory of a process that has ended: no matter when */
     }
