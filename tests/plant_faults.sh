@@ -79,11 +79,14 @@ while IFS='~' read -r name files expression program arguments; do
   if ! ninja -C "$work/tree/build" --quiet "$program" >"$work/ninja.log" 2>&1; then
     verdict="DOES NOT BUILD"
     missed=$((missed + 1))
-  elif run_test "$program" "$arguments"; then
-    verdict="NOT FOUND"
-    missed=$((missed + 1))
   else
-    verdict=found
+    rc=0
+    run_test "$program" "$arguments" || rc=$?
+    case $rc in
+      0) verdict="NOT FOUND" missed=$((missed + 1)) ;;
+      124) verdict="OUT OF TIME" missed=$((missed + 1)) ;;
+      *) verdict=found ;;
+    esac
   fi
   word=$(grep -aE 'S[1-5]:|L[123]|^seed |\[  FAILED  \]|^FAIL|differ|Assertion|assert' "$work/out" | head -1 | cut -c1-90 || true)
   rows+=("$(printf '%-66s %-34s %s' "$name" "${program##*/} $arguments" "$verdict  $word")")
