@@ -10,6 +10,8 @@ import json
 import os
 import pathlib
 import platform
+import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -72,6 +74,28 @@ class Bench:
             return json.loads(pathlib.Path(out.name).read_text()), spent
 
 
+def bare_write_us(n=20000, size=250):
+    """System time of one write of an event's size to a reader on loopback: the floor of a write a token."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    child = os.fork()
+    if child == 0:
+        reader = socket.create_connection(listener.getsockname())
+        while reader.recv(65536):
+            pass
+        os._exit(0)
+    writer, _ = listener.accept()
+    writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data = b"x" * size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    for _ in range(n):
+        writer.send(data)
+    spent = resource.getrusage(resource.RUSAGE_SELF).ru_stime - before
+    writer.close()
+    listener.close()
+    os.waitpid(child, 0)
+    return spent / n * 1e6
+
+
 def show(values, form="{:.2f}"):
     return (form + " (" + form + " to " + form + ")").format(statistics.median(values), min(values), max(values))
 
@@ -93,6 +117,9 @@ def prompts(build, rounds):
 
 def tokens(build, rounds):
     print("streamed tokens for each second of the router's CPU, in thousands; goal at least 300")
+    bare = [bare_write_us() for _ in range(rounds)]
+    print(f"  limit of a write for each token: {1e3 / statistics.median(bare):.0f} (a bare write of 250 bytes on loopback "
+          f"takes {show(bare)} us of system time)")
     for name, streams, output, speed, extra in (
             ("as fast as they come", 64, 2000, FAST, []),
             ("as fast as they come, chat", 64, 2000, FAST, ["--chat"]),

@@ -240,14 +240,13 @@ bool client_step(struct client *c, bool may_write, uint64_t now_ns)
             break;
         }
         if (n == 0) {
+            take_line(c, dmk_buf_str(&c->line), now_ns); /* a body may end without a line's end */
             c->state = CLIENT_DONE;
             break;
         }
         c->record->n_reads++;
-        take_bytes(c, data, (size_t)n, now_ns);
-        if ((size_t)n < sizeof(data)) {
-            break;
-        }
+        take_bytes(c, data, (size_t)n,
+                   now_ns); /* until nothing is left: the poller tells of changes only */
     }
     return c->state == CLIENT_DONE;
 }
