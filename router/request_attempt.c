@@ -65,10 +65,12 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
     char line[400];
 
     (void)snprintf(line, sizeof(line), "%s", text ? text : "");
-    /* Once a P has the request it may be the one to blame; before that D alone can be. */
+    /* Once a P has the request either may be to blame: one of them hangs, and the other can but say that its
+     * deadline has passed. Before that D alone can be. */
     if (r->p) {
         r->avoid[DMK_WORKER_PREFILL] = r->p->incarnation;
-    } else if (d && cause != DMK_CAUSE_FULL) {
+    }
+    if (d && cause != DMK_CAUSE_FULL) {
         r->avoid[DMK_WORKER_DECODE] = d->incarnation;
     }
     dmk_request__leave_workers(r, true);
