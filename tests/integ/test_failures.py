@@ -56,7 +56,7 @@ def make(build, request, right):
                     pools_balance(w, limit_s=30)
             if all(any(p.alive() for p in group) for group in (c.prefill, c.decode)) and c.routers[0].alive():
                 wait_for(lambda: get(c.url + "/readyz")[0] == 200, 20)
-                assert Ask(c, 150, seed=9).text() == right(150, seed=9)
+                assert Ask(c, 150, 2, seed=9).text() == right(150, 2, 9)
     finally:
         for c in clusters:
             c.stop(kill=True)
@@ -107,7 +107,7 @@ def test_prefill(make, right, stroke, when):
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "refuse"])
 def test_prefill_killed_when_its_pages_have_come(make, right, local):
-    c = make(prefill=2, router_args=["--local-prefill" if local else "--no-local-prefill"])
+    c = make(prefill=2, router_args=["--local-prefill" if local else "--no-local-prefill", "--queue-timeout", "2s"])
     ask = Ask(c, LONG, max_tokens=300)
     assert ask.first.wait(30)
     for p in c.prefill:
@@ -118,7 +118,7 @@ def test_prefill_killed_when_its_pages_have_come(make, right, local):
     if local:
         assert ask.text() == right(LONG, seed=2)
     else:
-        assert ask.failed() and ask.status == 503, (ask.status, ask.lines)
+        assert ask.failed() and any("no_capacity" in line for line in ask.lines), (ask.status, ask.lines)
     for p in c.prefill:
         p.start()
     c.wait_connected(time.monotonic() + 30)
@@ -191,25 +191,31 @@ def ip(*args):
 
 @pytest.fixture
 def island():
-    """An address of this machine and a switch: when on, packets to it vanish, those from it do not."""
-    address = "127.0.0.77"
-    if not ip("address", "replace", f"{address}/32", "dev", "lo"):
-        pytest.skip("no right to change addresses: a partition can not be made here")
+    """An address for pages alone, and a switch: when on, every packet to it vanishes."""
+    address, link = "10.254.77.1", "damask-cut"
+    if not ip("link", "add", link, "type", "veth", "peer", "name", link + "-b"):
+        pytest.skip("no right to add a network interface: a partition can not be made here")
 
     def cut(on):
-        assert ip("route", "replace", *(["blackhole"] if on else ["local"]), address,
-                  *([] if on else ["dev", "lo"]), "table", "local")
+        assert ip("route", "replace", *(["blackhole", address] if on else ["local", address, "dev", link]),
+                  "table", "local")
 
-    yield address, cut
-    cut(False)
-    ip("address", "del", f"{address}/32", "dev", "lo")
+    try:
+        for args in (["address", "add", address + "/32", "dev", link], ["link", "set", link, "up"],
+                     ["link", "set", link + "-b", "up"]):
+            assert ip(*args), args
+        yield address, cut
+    finally:
+        ip("route", "del", "blackhole", address, "table", "local")
+        ip("link", "del", link)
 
 
 @pytest.mark.parametrize("when", ["before the claim", "claimed"])
-def test_partition_between_prefill_and_decode(make, right, island, when):
+def test_partition_between_prefill_and_decode(island, make, right, when):
     address, cut = island
     c = make(1, 1, decode_args=["--xfer-bind", address, "--transfer-budget", "3s", "--ticket-expiry", "3s"],
-             prefill_args=["--transfer-budget", "3s", "--give-up", "2s"], router_args=["--prefill-timeout", "5s"])
+             prefill_args=["--xfer-bind", address, "--transfer-budget", "3s", "--give-up", "2s"],
+             router_args=["--prefill-timeout", "5s"])
     assert Ask(c, 100, seed=4).text() == right(100, seed=4)
     if when == "claimed":
         ask = Ask(c, LONG)
@@ -409,8 +415,8 @@ def test_drain_limit(make):
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_stuck_engine(make, role):
-    slow = {"prefill_args": ["--stuck-after", "1s", "--step-us", "2000000"]} if role == "prefill" else {
-        "decode_args": ["--stuck-after", "1s", "--step-us", "2000000"]}
+    slow = {"prefill_args": ["--stuck-after", "500ms", "--step-us", "1500000"]} if role == "prefill" else {
+        "decode_args": ["--stuck-after", "500ms", "--step-us", "1500000"]}
     c = make(1, 1, **slow)
     worker = getattr(c, role)[0]
     ask = Ask(c, 40, max_tokens=1)
