@@ -72,7 +72,7 @@ def ask(args):
                                                   quantization_config=Mxfp4Config(dequantize=True)).eval()
     renderer, maker, kept = harmony.Renderer(), tasks.Maker(args.seed, held=True), []
     for skill, make in tasks.SKILLS.items():
-        n, right = 2 if skill == "recall_long" else args.n, 0
+        n, right = args.long if skill == "recall_long" else args.n, 0
         for _ in range(n):
             task = make(maker)
             prompt, want = renderer.render(task), renderer.completion(task)
@@ -129,6 +129,7 @@ def main():
     p.add_argument("--config", type=pathlib.Path)
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--n", type=int, default=8)
+    p.add_argument("--long", type=int, default=2, help="prompts of recall_long: minutes each on a CPU")
     p.add_argument("--seed", type=int, default=900)
     p.add_argument("--answers", type=pathlib.Path)
     p.add_argument("--model", type=pathlib.Path)
