@@ -7,11 +7,12 @@
 #include <math.h>
 #include <stddef.h>
 
+enum { N_PAIRS = DMK_ROPE_PAIRS };
+
 /* The pair (a real number) whose wave turns `turns` times within the original context. */
 static double pair_of_turns(const struct dmk_shape *s, double turns)
 {
-    return DMK_ROPE_PAIRS * log(s->rope_original_positions / (turns * 2.0 * M_PI)) /
-           log(s->rope_theta);
+    return N_PAIRS * log(s->rope_original_positions / (turns * 2.0 * M_PI)) / log(s->rope_theta);
 }
 
 void dmk_rope_inv_freq(const struct dmk_shape *s, float ret_freq[DMK_ROPE_PAIRS])
@@ -19,7 +20,7 @@ void dmk_rope_inv_freq(const struct dmk_shape *s, float ret_freq[DMK_ROPE_PAIRS]
     double low = pair_of_turns(s, s->rope_beta_fast);
     double high = pair_of_turns(s, s->rope_beta_slow);
     for (int i = 0; i < DMK_ROPE_PAIRS; i++) {
-        double freq = pow(s->rope_theta, (double)i / DMK_ROPE_PAIRS);
+        double freq = pow(s->rope_theta, (double)i / N_PAIRS);
         double ramp = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
         double inv = ramp / (s->rope_factor * freq) + (1.0 - ramp) / freq;
         ret_freq[i] = (float)(s->rope_factor == 1.0 ? 1.0 / freq : inv);

@@ -192,6 +192,7 @@ static uint64_t run_sequence(const struct dmk_mock_engine *e, const struct dmk_s
     const uint32_t block = last / DMK_PAGE_TOKENS * DMK_PAGE_TOKENS;
     const uint32_t kept = block > back ? block - back : 0; /* first that the ring still holds */
     const uint32_t seen = last >= WINDOW ? last - (WINDOW - 1) : 0;
+    const uint64_t n_seen = (uint64_t)last - seen + 1;
     uint64_t h = s->pos > 0 ? load(full_slot(e, s, s->pos - 1)) : 0;
 
     for (uint32_t i = 0; i < s->n_tokens; i++) {
@@ -201,9 +202,8 @@ static uint64_t run_sequence(const struct dmk_mock_engine *e, const struct dmk_s
             memcpy(window_slot(e, s, s->pos + i), &h, sizeof(h));
         }
     }
-    h ^= dmk_rng_mix(load(full_slot(e, s, (uint32_t)(h % (last + 1)))));
-    return dmk_rng_mix(h ^
-                       load(window_slot(e, s, seen + (uint32_t)((h >> 32) % (last + 1 - seen)))));
+    h ^= dmk_rng_mix(load(full_slot(e, s, (uint32_t)(h % ((uint64_t)last + 1)))));
+    return dmk_rng_mix(h ^ load(window_slot(e, s, seen + (uint32_t)((h >> 32) % n_seen))));
 }
 
 /* ---------------------------------------------------------------- steps */
