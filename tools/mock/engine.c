@@ -187,14 +187,14 @@ static void copy_page(const struct dmk_mock_engine *e, const struct dmk_page_cop
 /* Stores the hashes of the new tokens; the result is the last one mixed with two older ones. */
 static uint64_t run_sequence(const struct dmk_mock_engine *e, const struct dmk_step_seq *s)
 {
-    const uint32_t last = s->pos + s->n_tokens - 1;
+    const uint32_t n_all = s->pos + s->n_tokens, last = n_all - 1;
     const uint32_t back = (s->n_ring - 1) * DMK_PAGE_TOKENS;
     const uint32_t block = last / DMK_PAGE_TOKENS * DMK_PAGE_TOKENS;
     const uint32_t kept = block > back ? block - back : 0; /* first that the ring still holds */
     const uint32_t seen = last >= WINDOW ? last - (WINDOW - 1) : 0;
-    const uint64_t n_seen = (uint64_t)last - seen + 1;
     uint64_t h = s->pos > 0 ? load(full_slot(e, s, s->pos - 1)) : 0;
 
+    dmk_assert(s->n_tokens > 0 && n_all > 0 && n_all > seen && s->n_ring > 0);
     for (uint32_t i = 0; i < s->n_tokens; i++) {
         h = dmk_rng_mix(h ^ s->ids[i]);
         memcpy(full_slot(e, s, s->pos + i), &h, sizeof(h));
@@ -202,8 +202,9 @@ static uint64_t run_sequence(const struct dmk_mock_engine *e, const struct dmk_s
             memcpy(window_slot(e, s, s->pos + i), &h, sizeof(h));
         }
     }
-    h ^= dmk_rng_mix(load(full_slot(e, s, (uint32_t)(h % ((uint64_t)last + 1)))));
-    return dmk_rng_mix(h ^ load(window_slot(e, s, seen + (uint32_t)((h >> 32) % n_seen))));
+    /* NOLINTNEXTLINE(clang-analyzer-core.DivideZero): asserted above, lost on the analyser */
+    h ^= dmk_rng_mix(load(full_slot(e, s, (uint32_t)(h % n_all))));
+    return dmk_rng_mix(h ^ load(window_slot(e, s, seen + (uint32_t)((h >> 32) % (n_all - seen)))));
 }
 
 /* ---------------------------------------------------------------- steps */
