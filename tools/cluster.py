@@ -264,7 +264,7 @@ def cmd_up(args):
     for p in cluster.processes:
         print(f"{p.name:12} {p.admin}/metrics   log {os.path.relpath(p.log)}")
     print(f"try: curl -N {cluster.url}/v1/chat/completions -H 'content-type: application/json' "
-          "-d '{\"model\":\"%s\",\"stream\":true,\"max_tokens\":32,\"messages\":"
+          "-d '{\"model\":\"%s\",\"stream\":true,\"max_tokens\":200,\"messages\":"
           "[{\"role\":\"user\",\"content\":\"What is 47 + 35?\"}]}'" % args.model_name)
     print(f"stop: ./dev down --name {args.name}")
 
@@ -341,7 +341,7 @@ def cmd_demo(args):
                         print("" if part[0] == name else f"\n{name}: ", delta[name], sep="", end="", flush=True)
                         part[0] = name
 
-        stream_chat(cluster.url, {"model": args.model_name, "stream": True, "max_tokens": 48,
+        stream_chat(cluster.url, {"model": args.model_name, "stream": True, "max_tokens": 200,
                                   "temperature": 0, "messages": [{"role": "user", "content": question}]},
                     {"x-damask-timeline": "1"}, on_line)
         print("\n\ntimeline of this request:")
@@ -362,7 +362,7 @@ def main():
     parser.add_argument("--prefill-tp", type=int, default=1, help="tensor-parallel ranks of a prefill worker")
     parser.add_argument("--decode-tp", type=int, default=1, help="tensor-parallel ranks of a decode worker")
     parser.add_argument("--decode-ep", type=int, default=0, help="expert-parallel ranks of a decode worker "
-                        "(tp x dp; default: tp)")
+                        "(tp x dp; default: tp; the CPU engine serves dp = 1 only)")
     parser.add_argument("--transport", default="tcp", choices=["tcp", "shm"], help="how pages travel")
     parser.add_argument("--model", help="checkpoint folder (default: the trained tiny one)")
     parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
