@@ -6,18 +6,37 @@
 #include "router/api_chat.h"
 
 #include <stdio.h>
-#include <stdlib.h>
+#include "router/conv_in.h"
 #include "router/fields.h"
-
-#define MAX_NAME_BYTES 64
-#define MAX_CALLS      8192
 
 struct parse {
     const struct dmk_api_limits *limits;
     struct dmk_ask *ask;
     struct dmk_conv *conv;
     struct dmk_api_error *err;
-    uint32_t n_calls;
+    struct dmk_conv_in in;
+};
+
+static const struct dmk_field fields[] = {
+    {"max_tokens", DMK_KIND_INT, 1, INT32_MAX, DMK_ASK_AT(max_tokens),
+     .has_at = offsetof(struct dmk_ask, has_max_tokens),
+     .about = "The older name of max_completion_tokens."},
+    {"max_completion_tokens", DMK_KIND_INT, 1, INT32_MAX, DMK_ASK_AT(max_tokens),
+     .has_at = offsetof(struct dmk_ask, has_max_tokens),
+     .about =
+         "Bound of the answer, reasoning included. Absent: the room that the context has left."},
+    {"logprobs", DMK_KIND_BOOL, 0, 0, DMK_ASK_AT(logprobs)},
+    {"top_logprobs", DMK_KIND_INT, 0, DMK_ASK_MAX_TOP, DMK_ASK_AT(top_logprobs),
+     .about = "Wants logprobs."},
+    {"parallel_tool_calls", DMK_KIND_BOOL, 0, 0, DMK_ASK_AT(parallel_calls),
+     .about = "false: the first call ends the turn."},
+    {"store", DMK_KIND_BOOL, 0, 0, 0, 0, .about = "Accepted; nothing is stored."},
+    {"metadata", DMK_KIND_STRINGS, 0, 0, 0, 0, .about = "Accepted; not used."},
+    {"service_tier", DMK_KIND_TEXT, 0, 64, 0, 0, .about = "Accepted; there is one tier."},
+    {"safety_identifier", DMK_KIND_TEXT, 0, 4096, 0, 0, .about = "Accepted; not used."},
+    {"prompt_cache_key", DMK_KIND_TEXT, 0, 4096, 0, 0,
+     .about = "Accepted; prefixes are found by what they hold."},
+    {"prompt_cache_retention", DMK_KIND_TEXT, 0, 64, 0, 0, .about = "Accepted; not used."},
 };
 
 static const struct dmk_field_refused refused[] = {
@@ -54,229 +73,86 @@ static const struct dmk_field_refused refused[] = {
     {"bootstrap_host", NULL},
 };
 
-/* A name that goes into a message header: no white space, no part of a marker. */
-static bool is_header_name(struct dmk_str s)
-{
-    for (size_t i = 0; i < s.len; i++) {
-        const unsigned char c = (unsigned char)s.data[i];
-
-        if (c <= 0x20 || c == 0x7f || c == '<' || c == '>' || c == '|' || c == '\\' || c == '/') {
-            return false;
-        }
-    }
-    return s.len > 0 && s.len <= MAX_NAME_BYTES;
-}
-
-static bool is_function_name(struct dmk_str s)
-{
-    for (size_t i = 0; i < s.len; i++) {
-        const char c = s.data[i];
-
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-              c == '_' || c == '-' || c == '.')) {
-            return false;
-        }
-    }
-    return s.len > 0 && s.len <= MAX_NAME_BYTES;
-}
-
-static int too_big(struct parse *p)
-{
-    return dmk_api_bad(p->err, "messages", "the conversation is larger than %zu bytes",
-                       p->limits->max_conv_bytes);
-}
-
-/* Content as a string or a list of text parts, joined. Returns 1 when it is there, 0 when absent.
- * */
-static int read_content(struct parse *p, const json_t *msg, const char *at, struct dmk_str *ret)
-{
-    const json_t *v = dmk_field_get(msg, "content");
-    struct dmk_buf joined;
-    char param[96];
-
-    if (!v) {
-        return 0;
-    }
-    if (json_is_string(v)) {
-        *ret = dmk_conv_copy(p->conv, dmk_field_text(v));
-        return dmk_conv_failed(p->conv) ? too_big(p) : 1;
-    }
-    if (!json_is_array(v)) {
-        (void)snprintf(param, sizeof(param), "%s.content", at);
-        return dmk_api_bad(p->err, param, "%s must be a string or a list of text parts", param);
-    }
-    dmk_buf_init(&joined, p->limits->max_conv_bytes);
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        const json_t *part = json_array_get(v, i);
-        const json_t *type = json_object_get(part, "type");
-        const json_t *text = json_object_get(part, "text");
-        char quoted[68];
-        int rc;
-
-        if (json_is_string(type) && json_is_string(text) &&
-            (strcmp(json_string_value(type), "text") == 0 ||
-             strcmp(json_string_value(type), "input_text") == 0 ||
-             strcmp(json_string_value(type), "output_text") == 0)) {
-            dmk_buf_append_str(&joined, dmk_field_text(text));
-            continue;
-        }
-        if (json_is_string(type)) {
-            (void)snprintf(param, sizeof(param), "%s.content[%zu].type", at, i);
-            rc = dmk_api_bad(p->err, param,
-                             "%s is \"%s\"; only parts {\"type\": \"text\", \"text\": \"...\"} are "
-                             "supported",
-                             param, dmk_api_quote(dmk_field_text(type), quoted));
-        } else {
-            (void)snprintf(param, sizeof(param), "%s.content[%zu]", at, i);
-            rc = dmk_api_bad(p->err, param,
-                             "%s must be a part {\"type\": \"text\", \"text\": \"...\"}", param);
-        }
-        dmk_buf_fini(&joined);
-        return rc;
-    }
-    *ret = dmk_conv_copy(p->conv, dmk_buf_str(&joined));
-    if (joined.failed || dmk_conv_failed(p->conv)) {
-        dmk_buf_fini(&joined);
-        return too_big(p);
-    }
-    dmk_buf_fini(&joined);
-    return 1;
-}
-
-/* Arguments as a string, verbatim, or (some clients) as an object, printed compactly. */
-static int read_arguments(struct parse *p, const json_t *v, const char *at, struct dmk_str *ret)
-{
-    char *text;
-
-    if (json_is_string(v)) {
-        *ret = dmk_conv_copy(p->conv, dmk_field_text(v));
-        return dmk_conv_failed(p->conv) ? too_big(p) : 0;
-    }
-    if (!json_is_object(v)) {
-        return dmk_api_bad(p->err, at, "%s must be a string of JSON", at);
-    }
-    text = json_dumps(v, JSON_COMPACT);
-    if (!text) {
-        return dmk_api_fail(p->err, 500, "out_of_memory", "no memory for the conversation");
-    }
-    *ret = dmk_conv_copy(p->conv, dmk_str_from(text));
-    free(text);
-    return dmk_conv_failed(p->conv) ? too_big(p) : 0;
-}
-
 static int read_call(struct parse *p, struct dmk_message *m, const json_t *v, const char *at)
 {
     const json_t *fn = json_object_get(v, "function");
-    const json_t *id = json_object_get(v, "id");
-    const json_t *name = json_object_get(fn, "name");
-    struct dmk_tool_call *call;
-    char param[160];
+    const json_t *type = dmk_field_get(v, "type");
+    char path[80], function[96];
 
-    if (!json_is_object(v) || !json_is_object(fn)) {
+    if (!json_is_object(fn) ||
+        (type && !(json_is_string(type) && strcmp(json_string_value(type), "function") == 0))) {
         return dmk_api_bad(p->err, at,
                            "%s must be {\"id\", \"type\": \"function\", \"function\": {\"name\", "
                            "\"arguments\"}}",
                            at);
     }
-    if (!json_is_string(id)) {
-        (void)snprintf(param, sizeof(param), "%s.id", at);
-        return dmk_api_bad(p->err, param, "%s must be a string", param);
+    (void)snprintf(path, sizeof(path), "%s.", at);
+    (void)snprintf(function, sizeof(function), "%s.function.", at);
+    return dmk_conv_in_call(&p->in, m, v, path, "id", fn, function);
+}
+
+static int read_calls(struct parse *p, struct dmk_message *m, const json_t *msg, const char *at)
+{
+    const json_t *calls = dmk_field_get(msg, "tool_calls");
+    char param[64];
+    int rc = 0;
+
+    (void)snprintf(param, sizeof(param), "%s.tool_calls", at);
+    if (calls && !json_is_array(calls)) {
+        return dmk_api_bad(p->err, param, "%s must be a list", param);
     }
-    if (!json_is_string(name) || !is_function_name(dmk_field_text(name))) {
-        (void)snprintf(param, sizeof(param), "%s.function.name", at);
-        return dmk_api_bad(p->err, param, "%s must have 1 to %d letters, digits, _, - or .", param,
-                           MAX_NAME_BYTES);
+    for (size_t i = 0; i < json_array_size(calls) && rc == 0; i++) {
+        (void)snprintf(param, sizeof(param), "%s.tool_calls[%zu]", at, i);
+        rc = read_call(p, m, json_array_get(calls, i), param);
     }
-    if (++p->n_calls > MAX_CALLS) {
-        return dmk_api_bad(p->err, "messages", "the conversation has more than %d tool calls",
-                           MAX_CALLS);
+    return rc;
+}
+
+/* Reasoning has several names in the field. A refusal is what the assistant said when it has no content. */
+static int read_said(struct parse *p, struct dmk_message *m, const json_t *msg, const char *at)
+{
+    static const char *const keys[] = {"reasoning_content", "reasoning", "thinking", "refusal"};
+    char param[64];
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        const json_t *v = dmk_field_get(msg, keys[i]);
+        const bool refusal = i == 3;
+
+        (void)snprintf(param, sizeof(param), "%s.%s", at, keys[i]);
+        if (v && !json_is_string(v)) {
+            return dmk_api_bad(p->err, param, "%s must be a string", param);
+        }
+        if (v && refusal && !m->has_content) {
+            m->content = dmk_conv_copy(p->conv, dmk_field_text(v));
+            m->has_content = true;
+        } else if (v && !refusal && m->reasoning.len == 0) {
+            m->reasoning = dmk_conv_copy(p->conv, dmk_field_text(v));
+        }
     }
-    call = dmk_conv_add_call(p->conv, m);
-    if (!call) {
-        return too_big(p);
-    }
-    call->id = dmk_conv_copy(p->conv, dmk_field_text(id));
-    call->name = dmk_conv_copy(p->conv, dmk_field_text(name));
-    (void)snprintf(param, sizeof(param), "%s.function.arguments", at);
-    return read_arguments(p, json_object_get(fn, "arguments"), param, &call->arguments);
+    return 0;
 }
 
 static int read_assistant(struct parse *p, struct dmk_message *m, const json_t *msg, const char *at)
 {
-    static const char *const keys[] = {"reasoning_content", "reasoning", "thinking"};
-    const json_t *calls = dmk_field_get(msg, "tool_calls");
-    char param[96];
+    static const struct dmk_field_refused not_here[] = {{"function_call", NULL}, {"audio", NULL}};
+    char param[64];
+    int rc;
 
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && m->reasoning.len == 0; i++) {
-        const json_t *v = dmk_field_get(msg, keys[i]);
-
-        if (v && !json_is_string(v)) {
-            (void)snprintf(param, sizeof(param), "%s.%s", at, keys[i]);
-            return dmk_api_bad(p->err, param, "%s must be a string", param);
-        }
-        if (v) {
-            m->reasoning = dmk_conv_copy(p->conv, dmk_field_text(v));
+    for (size_t i = 0; i < sizeof(not_here) / sizeof(not_here[0]); i++) {
+        if (dmk_field_get(msg, not_here[i].key)) {
+            (void)snprintf(param, sizeof(param), "%s.%s", at, not_here[i].key);
+            return dmk_api_bad_code(p->err, "unsupported_parameter", param,
+                                    "%s is not supported by this server", param);
         }
     }
-    if (calls && !json_is_array(calls)) {
-        (void)snprintf(param, sizeof(param), "%s.tool_calls", at);
-        return dmk_api_bad(p->err, param, "%s must be a list", param);
-    }
-    for (size_t i = 0; i < json_array_size(calls); i++) {
-        int rc;
-
-        (void)snprintf(param, sizeof(param), "%s.tool_calls[%zu]", at, i);
-        rc = read_call(p, m, json_array_get(calls, i), param);
-        if (rc < 0) {
-            return rc;
-        }
+    if ((rc = read_said(p, m, msg, at)) < 0 || (rc = read_calls(p, m, msg, at)) < 0) {
+        return rc;
     }
     if (!m->has_content && m->n_calls == 0 && m->reasoning.len == 0) {
         (void)snprintf(param, sizeof(param), "%s.content", at);
         return dmk_api_bad(p->err, param,
                            "%s is missing: an assistant message needs content or tool_calls",
                            param);
-    }
-    return 0;
-}
-
-/* The function's name stands in the call that this result answers. */
-static struct dmk_str find_call_name(const struct dmk_conv *conv, struct dmk_str id)
-{
-    const struct dmk_conv_view *view = dmk_conv_view(conv);
-
-    for (size_t i = view->n_messages; i-- > 0;) {
-        const struct dmk_message *m = &view->messages[i];
-
-        for (size_t k = m->n_calls; k-- > 0;) {
-            if (dmk_str_equal(m->calls[k].id, id)) {
-                return m->calls[k].name;
-            }
-        }
-    }
-    return (struct dmk_str){0};
-}
-
-static int read_tool_result(struct parse *p, struct dmk_message *m, const json_t *msg,
-                            const char *at)
-{
-    const json_t *id = dmk_field_get(msg, "tool_call_id");
-    struct dmk_str name;
-    char param[96];
-    char quoted[68];
-
-    (void)snprintf(param, sizeof(param), "%s.tool_call_id", at);
-    if (!json_is_string(id)) {
-        return dmk_api_bad(p->err, param, "%s must name the tool call that is answered", param);
-    }
-    m->call_id = dmk_conv_copy(p->conv, dmk_field_text(id));
-    name = find_call_name(p->conv, dmk_field_text(id));
-    if (name.len > 0) {
-        m->name = name;
-    }
-    if (m->name.len == 0) {
-        return dmk_api_bad(p->err, param, "%s is \"%s\", which no earlier tool call has", param,
-                           dmk_api_quote(dmk_field_text(id), quoted));
     }
     return 0;
 }
@@ -305,8 +181,8 @@ static int read_message(struct parse *p, const json_t *msg, const char *at)
 {
     enum dmk_role role = DMK_ROLE_USER;
     struct dmk_message *m;
-    const json_t *name;
-    char param[96];
+    const json_t *name, *content;
+    char param[64];
     int rc;
 
     if (!json_is_object(msg)) {
@@ -318,31 +194,36 @@ static int read_message(struct parse *p, const json_t *msg, const char *at)
     }
     m = dmk_conv_add_message(p->conv, role);
     if (!m) {
-        return too_big(p);
+        return dmk_conv_in_too_big(&p->in);
     }
     name = dmk_field_get(msg, "name");
     if (name) {
         (void)snprintf(param, sizeof(param), "%s.name", at);
-        if (!json_is_string(name) || !is_header_name(dmk_field_text(name))) {
+        if (!json_is_string(name) || !dmk_conv_in_is_name(dmk_field_text(name))) {
             return dmk_api_bad(p->err, param,
-                               "%s must have 1 to %d bytes without white space or any of <>|\\/",
-                               param, MAX_NAME_BYTES);
+                               "%s must have 1 to 64 bytes without white space or any of <>|\\/",
+                               param);
         }
         m->name = dmk_conv_copy(p->conv, dmk_field_text(name));
     }
-    rc = read_content(p, msg, at, &m->content);
+    content = dmk_field_get(msg, "content");
+    m->has_content = content != NULL;
+    (void)snprintf(param, sizeof(param), "%s.content", at);
+    rc = content ? dmk_conv_in_text(&p->in, content, param, &m->content) : 0;
     if (rc < 0) {
         return rc;
     }
-    m->has_content = rc > 0;
     if (role == DMK_ROLE_ASSISTANT) {
         return read_assistant(p, m, msg, at);
     }
     if (!m->has_content) {
-        (void)snprintf(param, sizeof(param), "%s.content", at);
         return dmk_api_bad(p->err, param, "%s is missing", param);
     }
-    return role == DMK_ROLE_TOOL ? read_tool_result(p, m, msg, at) : 0;
+    if (role != DMK_ROLE_TOOL) {
+        return 0;
+    }
+    (void)snprintf(param, sizeof(param), "%s.tool_call_id", at);
+    return dmk_conv_in_answer(&p->in, m, dmk_field_get(msg, "tool_call_id"), param);
 }
 
 static int read_messages(struct parse *p, const json_t *root)
@@ -372,43 +253,14 @@ static int read_messages(struct parse *p, const json_t *root)
 static int read_tool(struct parse *p, const json_t *v, const char *at)
 {
     const json_t *type = json_object_get(v, "type");
-    const json_t *fn = json_object_get(v, "function");
-    const json_t *name = json_object_get(fn, "name");
-    json_t *parameters = dmk_field_get(fn, "parameters");
-    struct dmk_str description = {0};
-    bool strict = false;
-    struct dmk_tool *tool;
-    char param[96];
-    int rc;
+    char param[64];
 
     if (!json_is_string(type) || strcmp(json_string_value(type), "function") != 0) {
         (void)snprintf(param, sizeof(param), "%s.type", at);
         return dmk_api_bad(p->err, param, "%s must be \"function\"", param);
     }
-    if (!json_is_string(name) || !is_function_name(dmk_field_text(name))) {
-        (void)snprintf(param, sizeof(param), "%s.function.name", at);
-        return dmk_api_bad(p->err, param, "%s must have 1 to %d letters, digits, _, - or .", param,
-                           MAX_NAME_BYTES);
-    }
     (void)snprintf(param, sizeof(param), "%s.function.", at);
-    if ((rc = dmk_field_str(fn, param, "description", p->limits->max_conv_bytes, &description,
-                            p->err)) < 0 ||
-        (rc = dmk_field_bool(fn, param, "strict", &strict, p->err)) < 0) {
-        return rc;
-    }
-    if (parameters && !json_is_object(parameters)) {
-        (void)snprintf(param, sizeof(param), "%s.function.parameters", at);
-        return dmk_api_bad(p->err, param, "%s must be a JSON schema", param);
-    }
-    tool = dmk_conv_add_tool(p->conv);
-    if (!tool) {
-        return too_big(p);
-    }
-    tool->name = dmk_conv_copy(p->conv, dmk_field_text(name));
-    tool->description = dmk_conv_copy(p->conv, description);
-    tool->parameters = json_incref(parameters);
-    tool->strict = strict;
-    return 0;
+    return dmk_conv_in_tool(&p->in, json_object_get(v, "function"), param);
 }
 
 static int read_tools(struct parse *p, const json_t *root)
@@ -460,31 +312,14 @@ static int read_effort(struct parse *p, const json_t *root)
 {
     const json_t *v = dmk_field_get(root, "reasoning_effort");
     const json_t *reasoning = dmk_field_get(root, "reasoning");
-    const char *param = v ? "reasoning_effort" : "reasoning.effort";
-    struct dmk_conv_view *view = dmk_conv_edit(p->conv);
 
-    view->effort = DMK_EFFORT_MEDIUM;
-    if (!v && reasoning) {
-        v = dmk_field_get(reasoning, "effort");
+    if (v || !reasoning) {
+        return dmk_conv_in_effort(&p->in, v, "reasoning_effort");
     }
-    if (!v) {
-        return 0;
+    if (!json_is_object(reasoning)) {
+        return dmk_api_bad(p->err, "reasoning", "reasoning must be an object");
     }
-    if (json_is_string(v)) {
-        if (strcmp(json_string_value(v), "low") == 0) {
-            view->effort = DMK_EFFORT_LOW;
-            return 0;
-        }
-        if (strcmp(json_string_value(v), "medium") == 0) {
-            return 0;
-        }
-        if (strcmp(json_string_value(v), "high") == 0) {
-            view->effort = DMK_EFFORT_HIGH;
-            return 0;
-        }
-    }
-    return dmk_api_bad_code(p->err, "unsupported_value", param,
-                            "%s must be \"low\", \"medium\" or \"high\"", param);
+    return dmk_conv_in_effort(&p->in, dmk_field_get(reasoning, "effort"), "reasoning.effort");
 }
 
 static int read_format(struct parse *p, const json_t *root)
@@ -514,27 +349,14 @@ static int read_format(struct parse *p, const json_t *root)
 /* max_completion_tokens is the newer name of max_tokens and wins. */
 static int read_limits(struct parse *p, const json_t *root)
 {
-    int64_t max_tokens = 0;
-    int64_t top = 0;
-    int rc;
+    const int rc =
+        dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), p->ask, p->err);
 
-    if ((rc = dmk_field_int(root, "", "max_tokens", 1, INT32_MAX, &max_tokens, p->err)) < 0 ||
-        (rc = dmk_field_int(root, "", "max_completion_tokens", 1, INT32_MAX, &max_tokens, p->err)) <
-            0 ||
-        (rc = dmk_field_bool(root, "", "logprobs", &p->ask->logprobs, p->err)) < 0 ||
-        (rc = dmk_field_int(root, "", "top_logprobs", 0, DMK_ASK_MAX_TOP, &top, p->err)) < 0 ||
-        (rc = dmk_field_bool(root, "", "parallel_tool_calls", &p->ask->parallel_calls, p->err)) <
-            0) {
-        return rc;
-    }
-    if (top > 0 && !p->ask->logprobs) {
+    if (rc == 0 && p->ask->top_logprobs > 0 && !p->ask->logprobs) {
         return dmk_api_bad(p->err, "top_logprobs",
                            "top_logprobs may only stand together with \"logprobs\": true");
     }
-    p->ask->top_logprobs = (uint32_t)top;
-    p->ask->has_max_tokens = max_tokens > 0;
-    p->ask->max_tokens = (uint32_t)max_tokens;
-    return 0;
+    return rc;
 }
 
 static int parse_root(struct parse *p, const json_t *root)
@@ -549,7 +371,7 @@ static int parse_root(struct parse *p, const json_t *root)
         return rc;
     }
     dmk_conv_edit(p->conv)->date_unix_s = p->limits->date_unix_s;
-    return dmk_conv_failed(p->conv) ? too_big(p) : 0;
+    return dmk_conv_failed(p->conv) ? dmk_conv_in_too_big(&p->in) : 0;
 }
 
 int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
@@ -563,6 +385,7 @@ int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limit
         return rc;
     }
     p.conv = dmk_conv_new(limits->max_conv_bytes);
+    p.in = (struct dmk_conv_in){.limits = limits, .conv = p.conv, .err = reterr};
     if (!p.conv) {
         json_decref(root);
         return dmk_api_fail(reterr, 500, "out_of_memory", "no memory for the conversation");

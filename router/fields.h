@@ -31,10 +31,39 @@ struct dmk_field_refused {
     /* Values that mean "as without the field": false, 1, "text", empty list ... NULL: null only. */
     const char *neutral;
 };
+
+/* Scalar fields as tables: the same rows read bodies and stand in the served description of the API
+ * (openapi.h), so that the two can not differ. */
+enum dmk_field_kind {
+    DMK_KIND_REAL,    /* float */
+    DMK_KIND_INT,     /* 4 or 8 bytes */
+    DMK_KIND_BOOL,    /* bool */
+    DMK_KIND_TEXT,    /* char[size], at most size - 1 bytes; nothing kept when size is 0 */
+    DMK_KIND_STRINGS, /* an object whose values are strings; nothing kept */
+};
+struct dmk_field {
+    const char *key;
+    enum dmk_field_kind kind;
+    double min, max;   /* of text: max is the bound in bytes when nothing is kept */
+    size_t at, size;   /* of the value in the ask; size 0 = it is checked and no more */
+    size_t has_at;     /* of a bool that is set when the field is given; 0 = none */
+    bool above;        /* above min, not from min */
+    const char *about; /* one sentence for the description */
+};
+/* The place of a member for a row. */
+#define DMK_ASK_AT(member) offsetof(struct dmk_ask, member), sizeof(((struct dmk_ask *)0)->member)
+
+int dmk_fields_read(const json_t *root, const char *prefix, const struct dmk_field *fields,
+                    size_t n, struct dmk_ask *ask, struct dmk_api_error *reterr);
+/* The rows that all dialects of prompts share. */
+const struct dmk_field *dmk_fields_sampling(size_t *ret_n);
 int dmk_fields_refuse(const json_t *root, const struct dmk_field_refused *refused, size_t n,
                       struct dmk_api_error *reterr);
 
-/* model, stream, stream_options, n, seed, temperature ... stop, logit_bias: as both dialects have
- * them. */
+/* The model's name, as every body has it. */
+int dmk_fields_model(const json_t *root, struct dmk_ask *ask, struct dmk_api_error *reterr);
+
+/* model, stream, stream_options, the sampling table, stop, stop_token_ids, logit_bias: as Chat Completions and
+ * Completions have them. */
 int dmk_fields_common(const json_t *root, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                       struct dmk_api_error *reterr);
