@@ -5,6 +5,9 @@
  * defines the results; dmk_kernels_cpu overwrites entries with what this processor runs fastest. All
  * host implementations give the same bits, and a row's result does not depend on the other rows of the
  * call (see kernels/numeric.h for the order of sums). Nothing here allocates, waits or fails.
+ * dmk_kernels_cuda (kernels/cuda/stream.h) fills it with device operations: they agree with the plain ones
+ * within the tolerance that tests/check states for each, keep a row's result free of its company too, and
+ * have the fused entries, which are NULL in the host's tables.
  *
  * Shapes are row-major; a `stride` counts elements from row to row. Pointers need the alignment of their
  * element only. T stands for token rows of the step, H for the hidden size, I for the intermediate size,
@@ -19,6 +22,7 @@
 #define DMK_KERNEL_PAGE     64 /* tokens of a KV page; attention sums keys in blocks of this size */
 #define DMK_MAX_TOPK        8  /* experts per token */
 #define DMK_ATTN_TILE       16 /* query tokens of one attention tile */
+#define DMK_ATTN_SPLIT      512 /* keys of one piece of a decode row on a device, see dmk_attn_split */
 #define DMK_NONE            UINT32_MAX
 
 /* Where an operation runs. On the host: a team of threads, and the call returns when the work is done.
@@ -76,6 +80,7 @@ struct dmk_kv_write_args {
     const uint32_t *row_slot; /* [n_rows] token inside the page */
     uint8_t *pages;           /* [n_heads][n_pages][page_bytes]: K[64][64], then V[64][64], bf16 */
     uint32_t n_rows, n_heads, n_pages, page_bytes;
+    uint64_t stride; /* of k and v; 0: packed. Hosts have packed rows. */
 };
 
 /* One sequence's rows in an attention call. Block b of its keys (positions 64b .. 64b+63) lies in page
@@ -92,6 +97,12 @@ struct dmk_attn_seq {
 struct dmk_attn_tile {
     uint32_t seq;
     uint32_t first, n_tokens; /* relative to the sequence's first row */
+};
+
+/* A piece of a decode row's keys: positions DMK_ATTN_SPLIT * index and following. How a row is cut depends on
+ * its own position only. */
+struct dmk_attn_split {
+    uint32_t seq, index;
 };
 
 /* Attention with a sink, for each query head of each row at position p:
@@ -116,6 +127,14 @@ struct dmk_attn_args {
     uint32_t n_seqs, n_tiles, n_kv_heads, group, n_pages, page_bytes;
     uint32_t window; /* 0: full attention */
     bool fresh;
+    /* For devices; hosts have packed rows and walk the tiles. */
+    uint64_t q_stride, kv_stride; /* of q, and of k and v; 0: packed */
+    /* Not NULL: a decode step. Every sequence has at most one row (n_tokens 0: padding of a batch bucket, whose
+     * rows of out are not read), tiles are not looked at, and splits holds the pieces of the rows of full
+     * layers in any order. Counts are read on the device, since a captured graph runs with other ones. */
+    const struct dmk_attn_split *splits; /* [*n_splits] */
+    const uint32_t *n_splits;            /* device memory; at most max_splits */
+    uint32_t max_splits;
 };
 
 /* The k largest of each row, equal values by lowest index first; weights = softmax over them in fp32
@@ -145,13 +164,19 @@ struct dmk_moe_group_args {
     struct dmk_moe_plan plan;
     uint32_t n_rows, k;
     uint32_t expert_first, n_experts, experts_per_group;
+    const uint32_t *n_live; /* NULL, or in device memory: rows from *n_live on go to no expert */
 };
 
-enum dmk_weight_format { DMK_WEIGHT_BF16, DMK_WEIGHT_MXFP4 };
+enum dmk_weight_format {
+    DMK_WEIGHT_BF16,
+    DMK_WEIGHT_MXFP4,
+    DMK_WEIGHT_FP8, /* a device's own: E4M3 with a power-of-two scale a block of 128 x 128 */
+};
 
 /* A matrix for each local expert, rows of K = cols. */
 struct dmk_expert_weights {
     enum dmk_weight_format format;
+    bool packed;           /* blocks and scales lie as moe_pack of this table left them */
     const uint8_t *blocks; /* MXFP4 [n_experts][rows][cols/32][16]; bf16 [n_experts][rows][cols] */
     const uint8_t *scales; /* MXFP4 [n_experts][rows][cols/32] UE8M0 */
     const uint16_t *bias;  /* [n_experts][rows] bf16 */
@@ -167,6 +192,8 @@ struct dmk_moe_gate_up_args {
     uint16_t *z; /* [slots][I] bf16 */
     uint32_t n_experts;
     float alpha, limit;
+    uint32_t
+        n_rows; /* rows of x; devices choose by it between kernels for few and for many tokens */
 };
 
 /* y = dot + bias, fp32 */
@@ -176,6 +203,7 @@ struct dmk_moe_down_args {
     struct dmk_moe_plan plan;
     float *y; /* [slots][H] */
     uint32_t n_experts;
+    uint32_t n_rows; /* as in gate_up; there are n_rows * experts per token slots at most */
 };
 
 /* Per row: group sums start at +0 and take weight * y fused, by ascending expert; then the tree over the
@@ -195,8 +223,86 @@ struct dmk_residual_args {
     uint32_t n_rows, hidden;
 };
 
+/* ---- Entries that a table may leave NULL: fusions of the ones above, and what only a device does. ---- */
+
+/* residual, then rmsnorm of the new x into y. */
+struct dmk_add_norm_args {
+    uint16_t *x;           /* [n_rows][hidden] bf16 */
+    const float *sum;      /* [n_rows][hidden] */
+    const uint16_t *bias;  /* [hidden] bf16, or NULL */
+    const uint16_t *scale; /* [hidden] bf16 */
+    uint16_t *y;           /* [n_rows][hidden] bf16 */
+    uint32_t n_rows, hidden;
+    float eps;
+};
+
+/* moe_combine over all of the model's groups, then residual without bias, then rmsnorm into y (scale NULL:
+ * no norm, y is not written). */
+struct dmk_combine_norm_args {
+    struct dmk_moe_combine_args combine; /* out is not written */
+    uint16_t *x;                         /* [n_rows][hidden] bf16 */
+    const uint16_t *scale;               /* [hidden] bf16, or NULL */
+    uint16_t *y;                         /* [n_rows][hidden] bf16 */
+    float eps;
+};
+
+/* rope of queries and keys in rows that hold all three, then, with pages, kv_write. */
+struct dmk_rope_write_args {
+    uint16_t *qkv; /* [n_rows][n_q_heads + 2 n_kv_heads][64] bf16: queries, keys, values */
+    const uint32_t *positions;           /* [n_rows] */
+    const float *table;                  /* as dmk_rope_args */
+    const uint32_t *row_page, *row_slot; /* as dmk_kv_write_args */
+    uint8_t *pages;                      /* NULL: nothing is written */
+    uint32_t n_rows, n_q_heads, n_kv_heads, n_pages, page_bytes;
+};
+
+/* Copies pages of every (layer, head) array of a pool, in the order of the list. */
+struct dmk_page_pair {
+    uint32_t src, dst;
+};
+struct dmk_page_copy_args {
+    uint8_t *pool;                     /* [n_arrays][n_pages][page_bytes] */
+    const struct dmk_page_pair *pairs; /* [n_pairs], device memory */
+    uint32_t n_pairs, n_arrays, n_pages, page_bytes;
+};
+
+/* Picks a token for each row as common/sample does for parameters without top-k, top-p, penalties, bias, bans
+ * and mask, to the bit: block sums of DMK_SAMPLE_BLOCK rows in 16 lanes, blocks in order. */
+struct dmk_sample_row {
+    float scale; /* 1 / temperature; 0: greedy */
+    float min_p;
+    double unit; /* the draw, in [0, 1) */
+};
+struct dmk_sample_out {
+    uint32_t id;
+    int32_t status; /* 0, 1: a logit is NaN or +infinity, 2: nothing is left to pick */
+    float max;      /* the largest logit */
+    float logit;    /* of id */
+    double sum;     /* of exp(logit - max) over the row */
+};
+struct dmk_sample_args {
+    const float *logits;               /* [n_rows][vocab] */
+    const struct dmk_sample_row *rows; /* [n_rows], device memory */
+    struct dmk_sample_out *out;        /* [n_rows], device memory */
+    uint32_t n_rows, vocab;
+};
+
+/* Brings a matrix of every local expert from the checkpoint's layout into the one that this table's
+ * expert products read fastest; w.packed then says so. */
+struct dmk_moe_pack_args {
+    struct dmk_expert_weights w; /* as in the checkpoint, in device memory */
+    uint32_t n_experts;
+    bool gate_up;    /* else: down */
+    uint8_t *blocks; /* dmk_moe_packed.blocks bytes */
+    uint8_t *scales; /* dmk_moe_packed.scales bytes */
+};
+struct dmk_moe_packed {
+    enum dmk_weight_format format;
+    size_t blocks, scales; /* bytes of all local experts */
+};
+
 struct dmk_kernels {
-    const char *name; /* "ref", "avx2", "avx512", ... */
+    const char *name; /* "ref", "avx2", "avx512", "cuda" */
     void (*embed)(const struct dmk_embed_args *args, struct dmk_stream *stream);
     void (*rmsnorm)(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);
     void (*linear)(const struct dmk_linear_args *args, struct dmk_stream *stream);
@@ -209,6 +315,16 @@ struct dmk_kernels {
     void (*moe_down)(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
     void (*moe_combine)(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
     void (*residual)(const struct dmk_residual_args *args, struct dmk_stream *stream);
+    /* All of these, or none. */
+    void (*add_norm)(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
+    void (*combine_norm)(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
+    void (*rope_write)(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
+    void (*page_copy)(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
+    void (*sample)(const struct dmk_sample_args *args, struct dmk_stream *stream);
+    /* Both or none; w describes the checkpoint's matrix, the size that it will take comes back. */
+    struct dmk_moe_packed (*moe_packed)(const struct dmk_expert_weights *w, uint32_t n_experts,
+                                        bool gate_up);
+    void (*moe_pack)(const struct dmk_moe_pack_args *args, struct dmk_stream *stream);
 };
 
 /* Bytes of scratch a thread needs for matrices of up to max_k columns. */

@@ -35,8 +35,9 @@ void dmk_ref_moe_group(const struct dmk_moe_group_args *a, struct dmk_stream *st
 {
     (void)stream;
     const struct dmk_moe_plan *plan = &a->plan;
+    const uint32_t n_live = a->n_live ? *a->n_live : a->n_rows;
     memset(plan->expert_begin, 0, (a->n_experts + 1) * sizeof(uint32_t));
-    for (uint32_t i = 0; i < a->n_rows * a->k; i++) {
+    for (uint32_t i = 0; i < n_live * a->k; i++) {
         uint32_t e = a->ids[i] - a->expert_first; /* wraps for experts before the first */
         if (e < a->n_experts) {
             plan->expert_begin[e + 1]++;
@@ -48,7 +49,7 @@ void dmk_ref_moe_group(const struct dmk_moe_group_args *a, struct dmk_stream *st
     }
     for (uint32_t t = 0; t < a->n_rows; t++) {
         uint32_t *slots = plan->row_slots + (size_t)t * a->k, n = 0;
-        for (uint32_t i = 0; i < a->k; i++) {
+        for (uint32_t i = 0; t < n_live && i < a->k; i++) {
             uint32_t e = a->ids[(size_t)t * a->k + i] - a->expert_first;
             if (e >= a->n_experts) {
                 continue;

@@ -1,0 +1,297 @@
+/* What all device operations share: launching, bf16, loads, reductions, tensor maps.
+ *
+ * For .cu files. Conventions of this folder:
+ *  - Pointers are 16-byte aligned and row strides are multiples of 8 elements, unless an operation says less.
+ *  - Every kernel begins with dmk_pdl_wait() before it reads or writes any global memory but weights, and may
+ *    call dmk_pdl_next() once its work no longer needs the whole device. Every launch goes through
+ *    dmk_cuda_launch, so a kernel's prologue overlaps the tail of the one before.
+ *  - A result depends on its own row only: grids may grow with the batch, the order of a sum may not.
+ *  - No launch function waits, allocates or reads device memory: all can be captured in a graph. */
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include "kernels/cuda/stream.h"
+
+static inline struct dmk_cuda_stream *dmk_cuda_of(struct dmk_stream *stream)
+{
+    return (struct dmk_cuda_stream *)stream;
+}
+
+/* Launches with programmatic dependent launch. smem is dynamic shared memory; more than 48 KiB is allowed. */
+template <typename... P, typename... A>
+static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t smem, A... args)
+{
+    struct dmk_cuda_stream *s = dmk_cuda_of(stream);
+    cudaError_t err = cudaSuccess;
+    if (smem > 48 * 1024) {
+        err = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)smem);
+    }
+    cudaLaunchAttribute attr = {};
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = smem;
+    config.stream = s->stream;
+    config.attrs = &attr;
+    config.numAttrs = 1;
+    if (err == cudaSuccess) {
+        err = cudaLaunchKernelEx(&config, kernel, (P)args...);
+    }
+    if (err != cudaSuccess && s->error == 0) {
+        s->error = (int)err;
+    }
+}
+
+/* Waits until the kernels before this one have finished and their memory is visible. */
+__device__ __forceinline__ void dmk_pdl_wait()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* The next kernel may begin its prologue. */
+__device__ __forceinline__ void dmk_pdl_next()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+static inline uint32_t dmk_ceil_div(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- numbers ---- */
+
+__device__ __forceinline__ float dmk_lo(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+
+__device__ __forceinline__ float dmk_hi(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+__device__ __forceinline__ float dmk_bf16_f32(uint16_t x)
+{
+    return __uint_as_float((uint32_t)x << 16);
+}
+
+/* To nearest even; NaN stays NaN. */
+__device__ __forceinline__ uint16_t dmk_f32_bf16(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+/* Two at once: lo in the low half. */
+__device__ __forceinline__ uint32_t dmk_pack_bf16(float lo, float hi)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+__device__ __forceinline__ float dmk_round_bf16(float x)
+{
+    return __bfloat162float(__float2bfloat16_rn(x));
+}
+
+/* exp to about 2 ulp, with one order of operations on every device. */
+__device__ __forceinline__ float dmk_cuda_expf(float x)
+{
+    return exp2f(x * 1.44269504088896341f);
+}
+
+__device__ __forceinline__ float dmk_cuda_sigmoidf(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+/* ---- memory ---- */
+
+/* Weights are read once a step: they may pass by the first-level cache. */
+__device__ __forceinline__ uint4 dmk_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t dmk_smem_u32(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes from global to shared memory in the background; zeros when !valid. */
+__device__ __forceinline__ void dmk_cp_async16(void *dst, const void *src, bool valid)
+{
+    int n = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dmk_smem_u32(dst)), "l"(src), "r"(n)
+                 : "memory");
+}
+
+__device__ __forceinline__ void dmk_cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void dmk_cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+__device__ __forceinline__ void dmk_ldmatrix_x4(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(dmk_smem_u32(p)));
+}
+
+__device__ __forceinline__ void dmk_ldmatrix_x4_trans(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(dmk_smem_u32(p)));
+}
+
+/* d[16][8] += a[16][16] * b[16][8], bf16 in, fp32 out. Lane 4g + t holds a at rows g, g + 8 and columns
+ * 2t, 2t + 1, 2t + 8, 2t + 9; b at column g and those rows; d at rows g, g + 8 and columns 2t, 2t + 1. */
+__device__ __forceinline__ void dmk_mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- sums ---- */
+
+__device__ __forceinline__ float dmk_warp_sum(float x)
+{
+    for (int i = 16; i > 0; i >>= 1) {
+        x += __shfl_xor_sync(0xffffffffu, x, i);
+    }
+    return x;
+}
+
+__device__ __forceinline__ float dmk_warp_max(float x)
+{
+    for (int i = 16; i > 0; i >>= 1) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
+    }
+    return x;
+}
+
+/* Sum over the block, the same in all threads; warp sums are added in the order of warps. Two barriers. */
+template <int THREADS> __device__ __forceinline__ float dmk_block_sum(float x)
+{
+    __shared__ float part[THREADS / 32];
+    x = dmk_warp_sum(x);
+    if (threadIdx.x % 32 == 0) {
+        part[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) {
+        sum += part[i];
+    }
+    __syncthreads();
+    return sum;
+}
+
+/* ---- arrival barriers and the copy engine (sm_90) ---- */
+
+__device__ __forceinline__ void dmk_mbar_init(uint64_t *bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(dmk_smem_u32(bar)), "r"(count) : "memory");
+}
+
+/* After mbar_init and before the first use by the copy engine or another warp (a barrier follows). */
+__device__ __forceinline__ void dmk_mbar_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void dmk_mbar_expect(uint64_t *bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(dmk_smem_u32(bar)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void dmk_mbar_arrive(uint64_t *bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(dmk_smem_u32(bar)) : "memory");
+}
+
+__device__ __forceinline__ void dmk_mbar_wait(uint64_t *bar, uint32_t phase)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(dmk_smem_u32(bar)),
+                 "r"(phase)
+                 : "memory");
+}
+
+__device__ __forceinline__ void dmk_tma_load_2d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x,
+                                                int32_t y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(dmk_smem_u32(dst)),
+                 "l"(map), "r"(dmk_smem_u32(bar)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* A map of a row-major matrix [rows][cols] of bf16 (row stride in elements) in boxes of box_rows x 64
+ * columns, 128-byte swizzle; outside reads as zero. Host code; false and s->error when it can not be. */
+static inline bool dmk_tensor_map_bf16(struct dmk_cuda_stream *s, CUtensorMap *ret, const void *base,
+                                       uint64_t rows, uint64_t cols, uint64_t stride, uint32_t box_rows)
+{
+    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                  CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                  CUtensorMapFloatOOBfill);
+    cuuint64_t dims[2] = {cols, rows}, strides[1] = {stride * 2};
+    cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
+    CUresult r = ((encode_fn)s->encode_tiled)(
+        ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(base), dims, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS && s->error == 0) {
+        s->error = (int)cudaErrorInvalidValue;
+    }
+    return r == CUDA_SUCCESS;
+}
+
+/* ---- the operations, one file a family ---- */
+
+void dmk_cuda_embed(const struct dmk_embed_args *args, struct dmk_stream *stream);
+void dmk_cuda_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);
+void dmk_cuda_residual(const struct dmk_residual_args *args, struct dmk_stream *stream);
+void dmk_cuda_add_norm(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
+void dmk_cuda_rope(const struct dmk_rope_args *args, struct dmk_stream *stream);
+void dmk_cuda_rope_write(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
+void dmk_cuda_kv_write(const struct dmk_kv_write_args *args, struct dmk_stream *stream);
+void dmk_cuda_page_copy(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
+void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream);
+void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
+void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream);
+void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream);
+void dmk_cuda_moe_combine(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
+void dmk_cuda_combine_norm(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
+void dmk_cuda_sample(const struct dmk_sample_args *args, struct dmk_stream *stream);
+
+/* The plain expert products: right for every size, fast for none. moe_*.cu overwrite them in the table. */
+void dmk_cuda_moe_gate_up_plain(const struct dmk_moe_gate_up_args *args, struct dmk_stream *stream);
+void dmk_cuda_moe_down_plain(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
