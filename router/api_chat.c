@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include "router/conv_in.h"
 #include "router/fields.h"
+#include "router/structured.h"
 
 struct parse {
     const struct dmk_api_limits *limits;
@@ -287,27 +288,6 @@ static int read_tools(struct parse *p, const json_t *root)
     return 0;
 }
 
-static int read_tool_choice(struct parse *p, const json_t *root)
-{
-    const json_t *v = dmk_field_get(root, "tool_choice");
-    struct dmk_conv_view *view = dmk_conv_edit(p->conv);
-
-    view->tool_choice = DMK_TOOLS_AUTO;
-    if (!v || (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0)) {
-        return 0;
-    }
-    if (json_is_string(v) && strcmp(json_string_value(v), "none") == 0) {
-        view->tool_choice = DMK_TOOLS_NONE;
-        return 0;
-    }
-    if (json_is_object(v) || (json_is_string(v) && strcmp(json_string_value(v), "required") == 0)) {
-        return dmk_api_bad_code(p->err, "unsupported_value", "tool_choice",
-                                "tool_choice can not force a tool call yet: only \"auto\" and "
-                                "\"none\" are available");
-    }
-    return dmk_api_bad(p->err, "tool_choice", "tool_choice must be \"auto\" or \"none\"");
-}
-
 static int read_effort(struct parse *p, const json_t *root)
 {
     const json_t *v = dmk_field_get(root, "reasoning_effort");
@@ -322,10 +302,8 @@ static int read_effort(struct parse *p, const json_t *root)
     return dmk_conv_in_effort(&p->in, dmk_field_get(reasoning, "effort"), "reasoning.effort");
 }
 
-static int read_format(struct parse *p, const json_t *root)
+static int read_modalities(struct parse *p, const json_t *root)
 {
-    const json_t *v = dmk_field_get(root, "response_format");
-    const json_t *type = json_object_get(v, "type");
     const json_t *modalities = dmk_field_get(root, "modalities");
 
     if (modalities &&
@@ -334,16 +312,7 @@ static int read_format(struct parse *p, const json_t *root)
         return dmk_api_bad_code(p->err, "unsupported_parameter", "modalities",
                                 "modalities may only be [\"text\"]");
     }
-    if (!v || (json_is_string(type) && strcmp(json_string_value(type), "text") == 0)) {
-        return 0;
-    }
-    if (!json_is_string(type)) {
-        return dmk_api_bad(p->err, "response_format",
-                           "response_format must be an object with type");
-    }
-    return dmk_api_bad_code(p->err, "unsupported_value", "response_format",
-                            "structured output is not available yet: response_format may only be "
-                            "{\"type\": \"text\"}");
+    return 0;
 }
 
 /* max_completion_tokens is the newer name of max_tokens and wins. */
@@ -366,8 +335,13 @@ static int parse_root(struct parse *p, const json_t *root)
     if ((rc = dmk_fields_common(root, p->limits, p->ask, p->err)) < 0 ||
         (rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), p->err)) < 0 ||
         (rc = read_limits(p, root)) < 0 || (rc = read_effort(p, root)) < 0 ||
-        (rc = read_format(p, root)) < 0 || (rc = read_tools(p, root)) < 0 ||
-        (rc = read_tool_choice(p, root)) < 0 || (rc = read_messages(p, root)) < 0) {
+        (rc = read_modalities(p, root)) < 0 ||
+        (rc = dmk_structured_format(dmk_field_get(root, "response_format"), "response_format",
+                                    p->conv, p->err)) < 0 ||
+        (rc = read_tools(p, root)) < 0 ||
+        (rc = dmk_structured_tool_choice(dmk_field_get(root, "tool_choice"), "tool_choice", p->conv,
+                                         p->err)) < 0 ||
+        (rc = read_messages(p, root)) < 0) {
         return rc;
     }
     dmk_conv_edit(p->conv)->date_unix_s = p->limits->date_unix_s;

@@ -13,6 +13,7 @@ void dmk_ask_init(struct dmk_ask *ask, size_t max_prompt_tokens)
         .parallel_calls = true,
     };
     dmk_buf_init(&ask->text, 0);
+    dmk_buf_init(&ask->constraint, 0);
     dmk_ids_init(&ask->prompt, max_prompt_tokens);
 }
 
@@ -20,6 +21,7 @@ void dmk_ask_fini(struct dmk_ask *ask)
 {
     dmk_conv_free(&ask->conv);
     dmk_buf_fini(&ask->text);
+    dmk_buf_fini(&ask->constraint);
     dmk_ids_fini(&ask->prompt);
     free(ask->bias);
     for (size_t i = 0; i < ask->n_stops; i++) {

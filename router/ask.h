@@ -29,6 +29,9 @@ struct dmk_ask {
     struct dmk_conv *conv;
     struct dmk_buf text;
     struct dmk_ids prompt; /* rendered ids, or those that the client gave */
+    /* What the answer may be: a serialised automaton (common/grammar), empty when it is free. A dialect of
+     * raw prompts fills it while it parses (router/constraint.h); for conversations it is made from conv. */
+    struct dmk_buf constraint;
 
     float temperature, top_p, min_p;
     float frequency_penalty, presence_penalty, repetition_penalty;

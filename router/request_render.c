@@ -2,6 +2,7 @@
  *
  * The loop does not look at the request's ask before this has come back. */
 #include <stdio.h>
+#include "router/constraint.h"
 #include "router/request_internal.h"
 
 static bool knows_model(const struct dmk_router_conf *conf, const char *model)
@@ -25,8 +26,15 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
     struct dmk_error error = {0};
 
     if (ask->conv) {
-        const int rc = r->format->render(vocab, scratch, dmk_conv_view(ask->conv), &options,
-                                         &ask->prompt, &error);
+        int rc;
+
+        dmk_conv_edit(ask->conv)->single_call = !ask->parallel_calls;
+        rc = dmk_constraint_from_conv(dmk_conv_view(ask->conv), &ask->constraint, &r->render_error);
+        if (rc < 0) {
+            return rc;
+        }
+        rc = r->format->render(vocab, scratch, dmk_conv_view(ask->conv), &options, &ask->prompt,
+                               &error);
 
         if (rc < 0 && !ask->prompt.failed) {
             return dmk_api_bad(&r->render_error, "messages", "%s", error.text);

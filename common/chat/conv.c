@@ -107,6 +107,29 @@ struct dmk_tool *dmk_conv_add_tool(struct dmk_conv *conv)
     return &array[conv->view.n_tools++];
 }
 
+int dmk_conv_allow_tools(struct dmk_conv *conv, const struct dmk_str *names, size_t n,
+                         size_t *ret_name)
+{
+    for (size_t t = 0; t < conv->view.n_tools; t++) {
+        conv->tools[t].withheld = true;
+    }
+    for (size_t i = 0; i < n; i++) {
+        bool found = false;
+
+        for (size_t t = 0; t < conv->view.n_tools; t++) {
+            if (dmk_str_equal(conv->tools[t].name, names[i])) {
+                conv->tools[t].withheld = false;
+                found = true;
+            }
+        }
+        if (!found) {
+            *ret_name = i;
+            return -DMK_ENOENT;
+        }
+    }
+    return 0;
+}
+
 /* ---- which call a tool message answers ---- */
 
 /* Open addressing; a slot holds the newest call with that id. mask + 1 slots, at most half of them used. */

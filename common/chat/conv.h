@@ -51,7 +51,15 @@ struct dmk_tool {
     struct dmk_str name;
     struct dmk_str description;
     struct json_t *parameters; /* a reference that the conversation drops; NULL when absent */
-    bool strict;
+    bool strict;               /* arguments follow the schema: enforced while they are written */
+    bool withheld;             /* shown to the model, but may not be called in this turn */
+};
+
+/* What the final message of the turn is made of. */
+enum dmk_output {
+    DMK_OUTPUT_TEXT,
+    DMK_OUTPUT_JSON_OBJECT, /* any JSON object */
+    DMK_OUTPUT_JSON_SCHEMA, /* response_schema */
 };
 
 /* What formats read. Scalar fields and response_schema may be set through dmk_conv_edit; messages,
@@ -65,6 +73,8 @@ struct dmk_conv_view {
     enum dmk_effort effort;
     enum dmk_tool_choice tool_choice;
     struct dmk_str forced_tool;
+    bool single_call; /* the turn ends with its first call */
+    enum dmk_output output;
     struct dmk_str response_format_name; /* with response_schema: shown to the model */
     struct dmk_str response_format_description;
     struct json_t *response_schema; /* a reference that the conversation drops; NULL = free text */
@@ -87,6 +97,11 @@ bool dmk_conv_failed(const struct dmk_conv *conv);
 struct dmk_message *dmk_conv_add_message(struct dmk_conv *conv, enum dmk_role role);
 struct dmk_tool_call *dmk_conv_add_call(struct dmk_conv *conv, struct dmk_message *message);
 struct dmk_tool *dmk_conv_add_tool(struct dmk_conv *conv);
+
+/* Only these tools may be called in this turn; the others stay declared. -DMK_ENOENT when one is not
+ * declared: *ret_name is its index. */
+int dmk_conv_allow_tools(struct dmk_conv *conv, const struct dmk_str *names, size_t n,
+                         size_t *ret_name);
 
 /* Finds for each tool message the name of the function that it answers: that of the nearest earlier
  * call with its call_id, else the message's own name. Fills names[n_messages] (may be NULL; only
