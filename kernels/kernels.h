@@ -9,6 +9,8 @@
  * within the tolerance that tests/check states for each, keep a row's result free of its company too, and
  * have the fused entries, which are NULL in the host's tables.
  *
+ * A call without rows (n_rows, n_tiles 0) does nothing; moe_group then leaves every expert without slots.
+ *
  * Shapes are row-major; a `stride` counts elements from row to row. Pointers need the alignment of their
  * element only. T stands for token rows of the step, H for the hidden size, I for the intermediate size,
  * G for query heads per KV head. Head and expert counts are those of the calling rank. */

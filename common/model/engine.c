@@ -44,6 +44,7 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     const size_t n_kv = (size_t)rank->shard.n_kv_heads * DMK_HEAD_DIM;
     const size_t n_q = n_kv * (s->n_heads / s->n_kv_heads), slots = T * s->experts_per_token;
     const size_t R = engine->conf.prefill ? 0 : engine->conf.max_logit_rows;
+    const size_t G = engine->conf.layout.dp > 1 ? T : 0; /* rows that come from groups */
     struct dmk_acts *a = &rank->acts;
     struct {
         void *ret;
@@ -68,6 +69,10 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
         {&a->z, slots * s->intermediate * bf16},
         {&a->y, slots * s->hidden * sizeof(float)},
         {&a->last, R * s->hidden * bf16},
+        {&a->got.x, G * s->hidden * bf16},
+        {&a->got.ids, G * s->experts_per_token * u32},
+        {&a->got.weights, G * s->experts_per_token * sizeof(float)},
+        {&a->part, G * s->hidden * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         int status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, parts[i].bytes, parts[i].ret,
@@ -108,6 +113,7 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
     struct dmk_rank *rank = &engine->ranks[index];
     rank->engine = engine;
     rank->index = index;
+    rank->group = index / engine->conf.layout.tp;
     rank->shard = dmk_layout_shard(&engine->shape, engine->conf.layout, index);
     int status = dmk_backend_open(engine->conf.backend, conf, &rank->backend, reterr);
     if (status != 0) {
@@ -122,12 +128,6 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
 static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *shape,
                       struct dmk_error *reterr)
 {
-    if (c->layout.dp > 1) {
-        return dmk_error_set(
-            reterr, -DMK_ENOTSUP,
-            "dp = %u is not supported yet by the engine; use dp = 1 and more workers",
-            c->layout.dp);
-    }
     int status = dmk_layout_check(shape, c->layout, c->prefill, reterr);
     if (status != 0) {
         return status;
@@ -175,7 +175,13 @@ static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
             return status;
         }
     }
-    int status = dmk_coll_local_new(engine->n_ranks, conf.oversubscribed, &engine->coll, reterr);
+    const struct dmk_coll_conf coll = {
+        .group_ranks = engine->conf.layout.tp,
+        .n_groups = engine->conf.layout.dp,
+        .max_rows = engine->conf.max_step_tokens,
+        .oversubscribed = conf.oversubscribed,
+    };
+    int status = dmk_coll_local_new(&coll, &engine->coll, reterr);
     if (status != 0) {
         return status;
     }
@@ -196,7 +202,7 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
     engine->conf = *conf;
     engine->weights = weights;
     engine->shape = weights->shape;
-    engine->n_ranks = conf->layout.tp;
+    engine->n_ranks = conf->layout.tp * conf->layout.dp;
     uint64_t pageable = (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
     engine->n_positions =
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
@@ -269,7 +275,7 @@ static void run_rank(void *ud, uint32_t thread)
 {
     struct dmk_engine *engine = ud;
     struct dmk_rank *rank = &engine->ranks[thread];
-    rank->status = dmk_forward(rank, &engine->plan, engine->step);
+    rank->status = dmk_forward(rank, &engine->plans[rank->group], engine->step);
 }
 
 int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step)

@@ -5,7 +5,10 @@
  * heads, experts and page memory), backends and kernels. It knows no requests, no text and no sampling.
  *
  * Results depend on a sequence's own tokens only: not on the other sequences of the step, the cut into
- * chunks, the pages used, nor the number of ranks (bit for bit).
+ * chunks, the pages used, nor the number of ranks and groups (bit for bit).
+ *
+ * Ranks form dp groups of tp. A sequence lives in one group: its pages are in the pools of that group's ranks,
+ * which share its attention heads. Experts are spread over all ranks. Page ids count within a group.
  *
  * dmk_engine_step blocks and is called by one thread, the worker's engine thread. */
 #pragma once
@@ -19,12 +22,12 @@ struct dmk_engine;
 struct dmk_engine_conf {
     const char *model_dir;
     const char *backend;      /* "cpu", "ref" (plain kernels), "cuda" */
-    struct dmk_layout layout; /* ranks = tp * dp */
+    struct dmk_layout layout; /* ranks = tp * dp; rank = group * tp + index in it */
     bool prefill;             /* no LM head is loaded and no logits are to be had */
     uint32_t n_threads;       /* over all ranks; 0 = one a core */
-    uint32_t n_full_pages;
+    uint32_t n_full_pages;    /* of each group */
     uint32_t n_window_pages;
-    uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step */
+    uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step, over all groups */
     uint32_t max_step_seqs;
     uint32_t max_logit_rows;
     void (*on_progress)(void *ud, uint64_t done_bytes,
@@ -49,9 +52,9 @@ struct dmk_step_seq {
 };
 
 struct dmk_step {
-    const struct dmk_step_seq *seqs;
+    const struct dmk_step_seq *seqs; /* by group, ascending; a group may have none */
     uint32_t n_seqs;
-    /* Done in order before anything else of the step (kv/layout.h). */
+    /* Done in order before anything else of the step, each in its group (kv/layout.h). */
     const struct dmk_page_copy *copies;
     uint32_t n_copies;
     /* After each layer, on the calling thread, when all ranks have written that layer's K and V of this

@@ -1,6 +1,7 @@
 /* Inside the engine: the plan of a step, what a rank holds, and the forward pass.
  *
- * The plan is the step turned into arrays that kernels index; it is the same for all ranks. A rank has
+ * The plan is a group's part of the step turned into arrays that kernels index; it is the same for all ranks
+ * of the group, and has no rows when the group has no sequence in the step. A rank has
  * its device, its slices of the weights, its pages and its activations. Everything is allocated when
  * the engine opens. */
 #pragma once
@@ -14,7 +15,7 @@
 struct dmk_team;
 
 struct dmk_step_plan {
-    uint32_t n_rows; /* T: token rows of the step, sequence after sequence */
+    uint32_t n_rows; /* T: token rows of the group, sequence after sequence */
     uint32_t n_seqs, n_tiles;
     uint32_t n_logit_rows;
     uint32_t *ids;         /* [T] */
@@ -24,13 +25,14 @@ struct dmk_step_plan {
     uint32_t *window_page; /* [T] or DMK_NONE: a later row of the step takes its place */
     uint32_t *page_ids;    /* full pages of all sequences, one after the other */
     uint32_t *logit_rows;  /* [n_logit_rows] */
+    float *logits;         /* [n_logit_rows][vocab], the caller's; NULL without rows */
     struct dmk_attn_seq *seqs;
     struct dmk_attn_tile *tiles;
 };
 
 /* Activations of a rank; widths are the rank's own share. */
 struct dmk_acts {
-    uint16_t *x;      /* [T][H] residual stream, bf16; equal on all ranks */
+    uint16_t *x;      /* [T][H] residual stream, bf16; equal on all ranks of a group */
     uint16_t *norm;   /* [T][H] */
     uint16_t *q;      /* [T][heads][64] */
     uint16_t *k, *v;  /* [T][kv heads][64] */
@@ -43,6 +45,10 @@ struct dmk_acts {
     uint16_t *z;    /* [T*k][I] */
     float *y;       /* [T*k][H] */
     uint16_t *last; /* [logit rows][H] */
+    /* With more than one group: rows that came from all of them for the rank's experts, and its partial sum
+     * for each. Room for all rows of a step, since all may choose the same experts. */
+    struct dmk_coll_rows got;
+    float *part; /* [rows got][H] */
 };
 
 struct dmk_engine;
@@ -50,6 +56,7 @@ struct dmk_engine;
 struct dmk_rank {
     struct dmk_engine *engine;
     uint32_t index;
+    uint32_t group; /* data-parallel */
     struct dmk_shard shard;
     struct dmk_backend *backend;
     struct dmk_stream *stream;
@@ -76,9 +83,10 @@ struct dmk_engine {
     struct dmk_shape shape;
     struct dmk_engine_conf conf;
     uint32_t n_ranks;
-    uint32_t n_positions; /* rows of the rope table: positions that pages can hold */
-    float *rope;          /* [n_positions][32][2] */
-    struct dmk_step_plan plan;
+    uint32_t n_positions;      /* rows of the rope table: positions that pages can hold */
+    float *rope;               /* [n_positions][32][2] */
+    struct dmk_step_plan room; /* the arrays, for the rows of all groups */
+    struct dmk_step_plan plans[DMK_ENGINE_MAX_RANKS]; /* each group's part of them */
     struct dmk_coll *coll;
     struct dmk_team *team; /* one thread a rank; rank 0 is the caller's */
     struct dmk_rank ranks[DMK_ENGINE_MAX_RANKS];
@@ -102,9 +110,9 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
 int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
                          const char *what, struct dmk_error *reterr);
 
-/* Turns the step into arrays; asserts the bounds that the caller promised. */
+/* Turns the step into the plans of its groups; asserts the bounds that the caller promised. */
 void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step);
 
-/* One rank's whole step. 0 or -DMK_ECANCELLED, the same on all ranks. */
+/* One rank's whole step, with its group's plan. 0 or -DMK_ECANCELLED, the same on all ranks. */
 int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
                 const struct dmk_step *step);

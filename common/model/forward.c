@@ -1,8 +1,9 @@
 /* The forward pass of one rank, top to bottom.
  *
- * Runs on the rank's thread; all ranks walk through it in step and meet in the two all-reduces of each
- * layer. T rows of tokens (any mix of prefill chunks and decode tokens) go in, K and V go to the pages,
- * logits of the wanted rows come out. Rounding points are those of the kernels' contracts: whatever is
+ * Runs on the rank's thread; all ranks walk through it in step and meet in the two sums of each layer: that
+ * of attention among the ranks of a data-parallel group, that of the experts among all. T rows of the group's
+ * tokens (any mix of prefill chunks and decode tokens, or none) go in, K and V go to the pages, logits of the
+ * wanted rows come out. A group without rows still has its experts to offer, so its ranks take every turn. Rounding points are those of the kernels' contracts: whatever is
  * called bf16 below is rounded there and nowhere else. */
 #include "common/model/engine_internal.h"
 #include "kernels/dtype.h"
@@ -23,6 +24,9 @@ static void copy_pages(struct dmk_rank *rank, const struct dmk_step *step)
     const struct dmk_kv_layout *l = &rank->kv.layout;
     for (uint32_t i = 0; i < step->n_copies; i++) {
         const struct dmk_page_copy *copy = &step->copies[i];
+        if (copy->dp != rank->group) {
+            continue;
+        }
         uint8_t *pages = copy->window ? rank->kv.window : rank->kv.full;
         uint64_t n_pages = copy->window ? l->n_window_pages : l->n_full_pages;
         uint32_t n_layers = copy->window ? l->n_window_layers : l->n_full_layers;
@@ -70,6 +74,38 @@ static struct dmk_expert_weights expert_slice(const struct dmk_weights *w,
     };
 }
 
+/* sum [n_rows][H] = what the rank's experts, whole ones, make of the rows that chose them: z [slots][I],
+ * y [slots][H], then the tree over the rank's share of the eight groups of experts. */
+static void run_experts(struct dmk_rank *rank, const struct dmk_layer_weights *lw,
+                        struct dmk_coll_rows rows, float *sum)
+{
+    const struct dmk_engine *engine = rank->engine;
+    const struct dmk_weights *w = engine->weights;
+    const struct dmk_shape *s = &engine->shape;
+    const struct dmk_kernels *kernels = &rank->kernels;
+    const uint32_t H = s->hidden, k = s->experts_per_token;
+    const uint32_t first = rank->shard.expert_first, n_experts = rank->shard.n_experts;
+    struct dmk_stream *stream = rank->stream;
+    struct dmk_acts *a = &rank->acts;
+
+    kernels->moe_group(&(struct dmk_moe_group_args){rows.ids, rows.weights, a->moe, rows.n_rows, k,
+                                                    first, n_experts,
+                                                    s->n_experts / DMK_REDUCE_LEAVES},
+                       stream);
+    kernels->moe_gate_up(
+        &(struct dmk_moe_gate_up_args){expert_slice(w, &lw->gate_up, first, 2 * s->intermediate, H),
+                                       rows.x, a->moe, a->z, n_experts, s->swiglu_alpha,
+                                       s->swiglu_limit},
+        stream);
+    kernels->moe_down(
+        &(struct dmk_moe_down_args){expert_slice(w, &lw->down, first, H, s->intermediate), a->z,
+                                    a->moe, a->y, n_experts},
+        stream);
+    kernels->moe_combine(&(struct dmk_moe_combine_args){a->y, a->moe, sum, rows.n_rows, k, H,
+                                                        DMK_REDUCE_LEAVES / engine->n_ranks},
+                         stream);
+}
+
 int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
                 const struct dmk_step *step)
 {
@@ -88,8 +124,7 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
     const uint64_t q_first =
         (uint64_t)rank->shard.kv_head_first * G * D; /* rows of q_w, columns of o_w */
     const uint64_t kv_first = (uint64_t)rank->shard.kv_head_first * D;
-    const uint32_t n_groups =
-        DMK_REDUCE_LEAVES / engine->n_ranks; /* leaves of the rank's subtree */
+    const uint32_t tp = engine->conf.layout.tp, dp = engine->conf.layout.dp;
     const uint32_t k = s->experts_per_token;
 
     copy_pages(rank, step);
@@ -170,12 +205,12 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
                                                   .n_rows = T,
                                                   .n_out = H,
                                                   .k = G * D,
-                                                  .n_slices = n_groups},
+                                                  .n_slices = DMK_REDUCE_LEAVES / tp},
                         stream);
         dmk_coll_allreduce(engine->coll, rank->index, a->sum, (size_t)T * H);
         kernels->residual(&(struct dmk_residual_args){a->x, a->sum, lw->o_b, T, H}, stream);
 
-        /* norm [T][H]; scores [T][E]; chosen and weights [T][k], equal on all ranks */
+        /* norm [T][H]; scores [T][E]; chosen and weights [T][k], equal on all ranks of the group */
         kernels->rmsnorm(
             &(struct dmk_rmsnorm_args){a->x, NULL, lw->mlp_norm, a->norm, T, H, s->norm_eps},
             stream);
@@ -183,25 +218,22 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
         kernels->topk(&(struct dmk_topk_args){a->scores, a->chosen, a->weights, T, s->n_experts, k},
                       stream);
 
-        /* The rank's experts, whole: z [slots][I], y [slots][H], and sum [T][H] in the tree over
-         * eight groups of experts; x = bf16(x + bf16(sum)) */
-        const uint32_t e_first = rank->shard.expert_first, n_experts = rank->shard.n_experts;
-        kernels->moe_group(&(struct dmk_moe_group_args){a->chosen, a->weights, a->moe, T, k,
-                                                        e_first, n_experts,
-                                                        s->n_experts / DMK_REDUCE_LEAVES},
-                           stream);
-        kernels->moe_gate_up(&(struct dmk_moe_gate_up_args){expert_slice(w, &lw->gate_up, e_first,
-                                                                         2 * s->intermediate, H),
-                                                            a->norm, a->moe, a->z, n_experts,
-                                                            s->swiglu_alpha, s->swiglu_limit},
-                             stream);
-        kernels->moe_down(
-            &(struct dmk_moe_down_args){expert_slice(w, &lw->down, e_first, H, s->intermediate),
-                                        a->z, a->moe, a->y, n_experts},
-            stream);
-        kernels->moe_combine(
-            &(struct dmk_moe_combine_args){a->y, a->moe, a->sum, T, k, H, n_groups}, stream);
-        dmk_coll_allreduce(engine->coll, rank->index, a->sum, (size_t)T * H);
+        /* sum [T][H] = the tree over the eight groups of experts, wherever they live: first on each rank,
+         * then across ranks. With one group all ranks have all rows; with more of them rows travel to
+         * their experts and the results back. x = bf16(x + bf16(sum)) */
+        struct dmk_coll_rows rows = {a->norm, a->chosen, a->weights, T};
+        if (dp == 1) {
+            run_experts(rank, lw, rows, a->sum);
+            dmk_coll_allreduce(engine->coll, rank->index, a->sum, (size_t)T * H);
+        } else {
+            struct dmk_coll_rows got = a->got;
+            got.n_rows = dmk_coll_dispatch(engine->coll, rank->index,
+                                           &(struct dmk_coll_dispatch){rows, got, H, k,
+                                                                       rank->shard.expert_first,
+                                                                       rank->shard.n_experts});
+            run_experts(rank, lw, got, a->part);
+            dmk_coll_combine(engine->coll, rank->index, a->part, a->sum);
+        }
         kernels->residual(&(struct dmk_residual_args){a->x, a->sum, NULL, T, H}, stream);
 
         if (rank->index == 0 && step->on_layer) {
@@ -219,7 +251,7 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
         kernels->linear(
             &(struct dmk_linear_args){.w = w->unembedding + (uint64_t)rank->shard.vocab_first * H,
                                       .x = a->last,
-                                      .y_f32 = step->logits + rank->shard.vocab_first,
+                                      .y_f32 = plan->logits + rank->shard.vocab_first,
                                       .w_stride = H,
                                       .x_stride = H,
                                       .y_stride = s->vocab,

@@ -1,5 +1,6 @@
-/* The plan of a step: which row is which token, and where its keys go. Pure apart from the arrays that
- * it fills; on the engine thread, before the ranks start. */
+/* The plan of a step: which row is which token, and where its keys go. The groups share one set of arrays,
+ * one after the other, so that any group may have all rows of a step. Pure apart from the arrays that it
+ * fills; on the engine thread, before the ranks start. */
 #include "common/model/engine_internal.h"
 
 #include "common/base/assert.h"
@@ -8,7 +9,7 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
 {
     const struct dmk_engine_conf *c = &engine->conf;
     struct dmk_rank *rank = &engine->ranks[0];
-    struct dmk_step_plan *p = &engine->plan;
+    struct dmk_step_plan *p = &engine->room;
     const size_t u32 = sizeof(uint32_t), T = c->max_step_tokens;
     size_t n_pages = (size_t)c->max_step_seqs * dmk_kv_pages_for(engine->n_positions);
     size_t n_tiles = T / DMK_ATTN_TILE + c->max_step_seqs;
@@ -34,6 +35,11 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
         }
     }
     return 0;
+}
+
+static uint32_t n_logits_of(const struct dmk_step_seq *seq)
+{
+    return seq->logits == DMK_LOGITS_ALL ? seq->n_tokens : seq->logits == DMK_LOGITS_LAST;
 }
 
 static void plan_rows(struct dmk_step_plan *p, const struct dmk_step_seq *seq, uint32_t row)
@@ -62,44 +68,93 @@ static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_t
     }
 }
 
-void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
+/* The next group's plan begins where this one ends; all of its rows are its own. */
+static struct dmk_step_plan after(const struct dmk_step_plan *p, uint32_t n_pages,
+                                  const struct dmk_engine *engine)
+{
+    return (struct dmk_step_plan){
+        .ids = p->ids + p->n_rows,
+        .positions = p->positions + p->n_rows,
+        .slot = p->slot + p->n_rows,
+        .full_page = p->full_page + p->n_rows,
+        .window_page = p->window_page + p->n_rows,
+        .page_ids = p->page_ids + n_pages,
+        .logit_rows = p->logit_rows + p->n_logit_rows,
+        .logits = p->logits ? p->logits + (size_t)p->n_logit_rows * engine->shape.vocab : NULL,
+        .seqs = p->seqs + p->n_seqs,
+        .tiles = p->tiles + p->n_tiles,
+    };
+}
+
+/* Adds a sequence to its group's plan; returns how many page ids the group has now. */
+static uint32_t plan_seq(struct dmk_step_plan *p, const struct dmk_step_seq *seq, uint32_t n_pages)
+{
+    struct dmk_attn_seq *s = &p->seqs[p->n_seqs];
+
+    plan_rows(p, seq, p->n_rows);
+    plan_tiles(p, p->n_seqs++, seq->n_tokens);
+    *s = (struct dmk_attn_seq){
+        .row = p->n_rows,
+        .n_tokens = seq->n_tokens,
+        .pos = seq->pos,
+        .first_page = n_pages,
+        .n_ring = seq->n_ring,
+    };
+    for (uint32_t slot = 0; slot < seq->n_ring; slot++) {
+        s->ring[slot] = seq->ring[slot];
+    }
+    uint32_t seq_pages = dmk_kv_pages_for((uint64_t)seq->pos + seq->n_tokens);
+    for (uint32_t page = 0; page < seq_pages; page++) {
+        p->page_ids[n_pages++] = seq->full_pages[page];
+    }
+    uint32_t n_logits = n_logits_of(seq);
+    for (uint32_t r = seq->n_tokens - n_logits; r < seq->n_tokens; r++) {
+        p->logit_rows[p->n_logit_rows++] = p->n_rows + r;
+    }
+    p->n_rows += seq->n_tokens;
+    return n_pages;
+}
+
+/* What the caller promises of the step as a whole, before any array is written. */
+static void check_step(const struct dmk_engine *engine, const struct dmk_step *step)
 {
     const struct dmk_engine_conf *c = &engine->conf;
-    struct dmk_step_plan *p = &engine->plan;
-    uint32_t n_pages = 0;
-    p->n_rows = p->n_tiles = p->n_logit_rows = 0;
-    p->n_seqs = step->n_seqs;
+    uint32_t n_rows = 0, n_logits = 0, group = 0;
+
     dmk_assert(step->n_seqs <= c->max_step_seqs);
     for (uint32_t i = 0; i < step->n_seqs; i++) {
         const struct dmk_step_seq *seq = &step->seqs[i];
-        dmk_assert(seq->n_tokens > 0 && seq->n_tokens <= c->max_step_tokens - p->n_rows);
+        dmk_assert(seq->dp >= group && seq->dp < c->layout.dp);
+        dmk_assert(seq->n_tokens > 0 && seq->n_tokens <= c->max_step_tokens - n_rows);
         dmk_assert((uint64_t)seq->pos + seq->n_tokens <= engine->n_positions);
         dmk_assert(seq->n_ring >= DMK_WINDOW_RING && seq->n_ring <= DMK_WINDOW_RING_MAX);
-        dmk_assert(seq->dp == 0);
-        plan_rows(p, seq, p->n_rows);
-        plan_tiles(p, i, seq->n_tokens);
-        p->seqs[i] = (struct dmk_attn_seq){
-            .row = p->n_rows,
-            .n_tokens = seq->n_tokens,
-            .pos = seq->pos,
-            .first_page = n_pages,
-            .n_ring = seq->n_ring,
-        };
-        for (uint32_t slot = 0; slot < seq->n_ring; slot++) {
-            p->seqs[i].ring[slot] = seq->ring[slot];
-        }
-        uint32_t seq_pages = dmk_kv_pages_for((uint64_t)seq->pos + seq->n_tokens);
-        for (uint32_t page = 0; page < seq_pages; page++) {
-            p->page_ids[n_pages++] = seq->full_pages[page];
-        }
-        uint32_t n_logits = seq->logits == DMK_LOGITS_ALL    ? seq->n_tokens
-                            : seq->logits == DMK_LOGITS_LAST ? 1
-                                                             : 0;
-        dmk_assert(n_logits <= c->max_logit_rows - p->n_logit_rows);
-        for (uint32_t r = seq->n_tokens - n_logits; r < seq->n_tokens; r++) {
-            p->logit_rows[p->n_logit_rows++] = p->n_rows + r;
-        }
-        p->n_rows += seq->n_tokens;
+        dmk_assert(n_logits_of(seq) <= c->max_logit_rows - n_logits);
+        group = seq->dp;
+        n_rows += seq->n_tokens;
+        n_logits += n_logits_of(seq);
     }
-    dmk_assert(p->n_logit_rows == 0 || (step->logits && !c->prefill));
+    dmk_assert(n_logits == 0 || (step->logits && !c->prefill));
+    for (uint32_t i = 0; i < step->n_copies; i++) {
+        dmk_assert(step->copies[i].dp < c->layout.dp);
+    }
+}
+
+void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
+{
+    struct dmk_step_plan *p = engine->plans;
+    uint32_t at = 0, n_pages = 0;
+
+    check_step(engine, step);
+    *p = engine->room;
+    p->n_rows = p->n_seqs = p->n_tiles = p->n_logit_rows = 0;
+    p->logits = step->logits;
+    for (uint32_t group = 0; group < engine->conf.layout.dp; group++) {
+        if (group > 0) {
+            p[group] = after(&p[group - 1], n_pages, engine);
+        }
+        n_pages = 0;
+        for (; at < step->n_seqs && step->seqs[at].dp == group; at++) {
+            n_pages = plan_seq(&p[group], &step->seqs[at], n_pages);
+        }
+    }
 }

@@ -1,5 +1,5 @@
 /* The engine's promise: a sequence's logits depend on its own tokens only, bit for bit. Not on the cut
- * into chunks, the company in the step, the pages, the ring, the number of ranks or the kernels. */
+ * into chunks, the company in the step, the pages, the ring, the number of ranks and groups or the kernels. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,10 +24,11 @@
 
 static uint64_t seed;
 
-static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *backend, uint32_t tp)
+static struct dmk_engine *open_layout(struct dmk_weights *weights, const char *backend, uint32_t tp,
+                                      uint32_t dp)
 {
     struct dmk_engine_conf conf = {.backend = backend,
-                                   .layout = {tp, 1},
+                                   .layout = {tp, dp},
                                    .n_threads = 2,
                                    .n_full_pages = N_FULL,
                                    .n_window_pages = N_WINDOW,
@@ -42,9 +43,14 @@ static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *b
     return engine;
 }
 
+static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *backend, uint32_t tp)
+{
+    return open_layout(weights, backend, tp, 1);
+}
+
 /* A sequence with pages of its own, in an order drawn from the salt. */
 struct seq {
-    uint32_t ids[8192], n_ids, pos;
+    uint32_t ids[8192], n_ids, pos, group;
     uint32_t pages[MAX_PAGES], ring[4], n_ring;
 };
 
@@ -73,7 +79,8 @@ static struct dmk_step_seq take_chunk(struct seq *seq, uint32_t n_tokens, enum d
                                  .pos = seq->pos,
                                  .full_pages = seq->pages,
                                  .n_ring = seq->n_ring,
-                                 .logits = logits};
+                                 .logits = logits,
+                                 .dp = seq->group};
     memcpy(chunk.ring, seq->ring, sizeof(chunk.ring));
     seq->pos += n_tokens;
     return chunk;
@@ -150,31 +157,23 @@ static void test_chunks(void **state)
     }
 }
 
-/* Three sequences at different places, each in its own chunks, in one step. */
-static void test_company(void **state)
+/* All sequences together, each in its own chunks, some with all logits and every third with the last row's
+ * only; seqs are by group. What each gives must be want. */
+static void run_together(struct dmk_engine *engine, struct seq *seqs, uint32_t n_seqs,
+                         const uint32_t *chunk, float *const *want, const char *what)
 {
-    (void)state;
-    struct dmk_shape shape = small_shape(2);
-    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
-    const uint32_t n[3] = {200, 140, 70}, chunk[3] = {50, 13, 1};
-    static struct seq seqs[3];
-    float *want[3], *got[3], *out = new_logits(MAX_TOKENS);
-    for (uint32_t i = 0; i < 3; i++) {
-        want[i] = plain_logits(weights, n[i], 10 + i);
-        got[i] = new_logits(n[i]);
-        seq_init(&seqs[i], n[i], 10 + i, 5 + 30 * i, 6 * i, i == 1);
-    }
-    struct dmk_engine *engine = open_engine(weights, "cpu", 2);
+    float *out = new_logits(MAX_TOKENS);
+
     for (;;) {
-        struct dmk_step_seq parts[3];
-        uint32_t who[3], at[3], n_parts = 0;
-        for (uint32_t i = 0; i < 3; i++) {
+        struct dmk_step_seq parts[MAX_SEQS];
+        uint32_t who[MAX_SEQS], at[MAX_SEQS], n_parts = 0;
+        for (uint32_t i = 0; i < n_seqs; i++) {
             uint32_t left = seqs[i].n_ids - seqs[i].pos;
             if (left > 0) {
                 who[n_parts] = i;
                 at[n_parts] = seqs[i].pos;
                 parts[n_parts++] = take_chunk(&seqs[i], left < chunk[i] ? left : chunk[i],
-                                              i == 0 ? DMK_LOGITS_LAST : DMK_LOGITS_ALL);
+                                              i % 3 == 0 ? DMK_LOGITS_LAST : DMK_LOGITS_ALL);
             }
         }
         if (n_parts == 0) {
@@ -184,18 +183,74 @@ static void test_company(void **state)
         assert_int_equal(dmk_engine_step(engine, &step), 0);
         const float *row = out;
         for (uint32_t i = 0; i < n_parts; i++) {
-            uint32_t rows = who[i] == 0 ? 1 : parts[i].n_tokens;
-            uint32_t first = who[i] == 0 ? at[i] + parts[i].n_tokens - 1 : at[i];
-            check_rows(row, want[who[i]] + (size_t)first * VOCAB, rows, "in company");
+            uint32_t rows = parts[i].logits == DMK_LOGITS_LAST ? 1 : parts[i].n_tokens;
+            uint32_t first = at[i] + parts[i].n_tokens - rows;
+            check_rows(row, want[who[i]] + (size_t)first * VOCAB, rows, what);
             row += (size_t)rows * VOCAB;
         }
     }
+    free(out);
+}
+
+/* Three sequences at different places, each in its own chunks, in one step. */
+static void test_company(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    const uint32_t n[3] = {200, 140, 70}, chunk[3] = {50, 13, 1};
+    static struct seq seqs[3];
+    float *want[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        want[i] = plain_logits(weights, n[i], 10 + i);
+        seq_init(&seqs[i], n[i], 10 + i, 5 + 30 * i, 6 * i, i == 1);
+    }
+    struct dmk_engine *engine = open_engine(weights, "cpu", 2);
+    run_together(engine, seqs, 3, chunk, want, "in company");
     dmk_engine_close(&engine);
     for (uint32_t i = 0; i < 3; i++) {
         free(want[i]);
-        free(got[i]);
     }
-    free(out);
+    memory_weights_free(weights);
+}
+
+/* Four sequences over groups in every legal layout with more than one group: even, crowded into one group,
+ * groups that get idle and groups that never have a token. In each group page ids count from 0 again. */
+static void test_groups(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(3);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    static const uint32_t n[MAX_SEQS] = {30, 75, 140, 66}, chunk[MAX_SEQS] = {9, 3, 70, 33};
+    static const uint32_t places[][MAX_SEQS] = {
+        {0, 1, 2, 3}, {1, 1, 1, 1}, {0, 7, 7, 7}, {0, 0, 0, 5}};
+    static struct seq seqs[MAX_SEQS];
+    float *want[MAX_SEQS];
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        want[i] = plain_logits(weights, n[i], 20 + i);
+    }
+    for (uint32_t dp = 2; dp <= 8; dp *= 2) {
+        for (uint32_t tp = 1; tp * dp <= 8; tp *= 2) {
+            struct dmk_engine *engine = open_layout(weights, tp * dp == 2 ? "ref" : "cpu", tp, dp);
+            assert_int_equal(dmk_engine_n_ranks(engine), tp * dp);
+            for (uint32_t place = 0; place < sizeof(places) / sizeof(places[0]); place++) {
+                char what[64];
+                uint32_t in_group = 0;
+                for (uint32_t i = 0; i < MAX_SEQS; i++) {
+                    uint32_t group = places[place][i] < dp ? places[place][i] : dp - 1;
+                    in_group = i > 0 && group == seqs[i - 1].group ? in_group + 1 : 0;
+                    seq_init(&seqs[i], n[i], 20 + i, 7 * in_group, 4 * in_group, i % 2 == 1);
+                    seqs[i].group = group;
+                }
+                snprintf(what, sizeof(what), "tp %u, dp %u, placement %u", tp, dp, place);
+                run_together(engine, seqs, MAX_SEQS, chunk, want, what);
+            }
+            dmk_engine_close(&engine);
+        }
+    }
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        free(want[i]);
+    }
     memory_weights_free(weights);
 }
 
@@ -266,34 +321,46 @@ static void test_pages_of_ranks(void **state)
 }
 
 /* A fork: the half-filled page and the ring are copied, then both go on. */
-static void test_copies(void **state)
+static void fork_in_group(struct dmk_weights *weights, const float *want, uint32_t dp,
+                          uint32_t group)
 {
-    (void)state;
-    struct dmk_shape shape = small_shape(2);
     const uint32_t n = 100, fork_at = 80;
-    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
-    float *want = plain_logits(weights, n, 4), *got = new_logits(n);
-    struct dmk_engine *engine = open_engine(weights, "cpu", 2);
+    float *got = new_logits(n);
+    struct dmk_engine *engine = open_layout(weights, "cpu", 2, dp);
     static struct seq seq;
     seq_init(&seq, n, 4, 0, 0, false);
+    seq.group = group;
     struct dmk_step_seq part = take_chunk(&seq, fork_at, DMK_LOGITS_NONE);
     struct dmk_step step = {.seqs = &part, .n_seqs = 1};
     assert_int_equal(dmk_engine_step(engine, &step), 0);
-    struct dmk_page_copy copies[] = {{.src = 1, .dst = 60},
-                                     {.window = true, .src = 0, .dst = 10},
-                                     {.window = true, .src = 1, .dst = 9}};
+    /* The last one is another group's, and would spoil this one's page. */
+    struct dmk_page_copy copies[] = {{.src = 1, .dst = 60, .dp = group},
+                                     {.window = true, .src = 0, .dst = 10, .dp = group},
+                                     {.window = true, .src = 1, .dst = 9, .dp = group},
+                                     {.src = 70, .dst = 60, .dp = (group + 1) % dp}};
     seq.pages[1] = 60;
     seq.ring[0] = 10;
     seq.ring[1] = 9;
     seq.ring[2] = 8;
     part = take_chunk(&seq, n - fork_at, DMK_LOGITS_ALL);
     step = (struct dmk_step){
-        .seqs = &part, .n_seqs = 1, .copies = copies, .n_copies = 3, .logits = got};
+        .seqs = &part, .n_seqs = 1, .copies = copies, .n_copies = dp > 1 ? 4 : 3, .logits = got};
     assert_int_equal(dmk_engine_step(engine, &step), 0);
     check_rows(got, want + (size_t)fork_at * VOCAB, n - fork_at, "after a fork");
     dmk_engine_close(&engine);
-    free(want);
     free(got);
+}
+
+static void test_copies(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    float *want = plain_logits(weights, 100, 4);
+    fork_in_group(weights, want, 1, 0);
+    fork_in_group(weights, want, 2, 0);
+    fork_in_group(weights, want, 4, 2);
+    free(want);
     memory_weights_free(weights);
 }
 
@@ -373,10 +440,12 @@ static void test_cancel(void **state)
     (void)state;
     struct dmk_shape shape = small_shape(4);
     struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
-    for (uint32_t tp = 1; tp <= 4; tp *= 4) {
-        struct dmk_engine *engine = open_engine(weights, "cpu", tp);
+    static const struct dmk_layout layouts[] = {{1, 1}, {4, 1}, {1, 2}, {2, 4}};
+    for (uint32_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+        struct dmk_engine *engine = open_layout(weights, "cpu", layouts[i].tp, layouts[i].dp);
         static struct seq seq;
         seq_init(&seq, 20, 7, 0, 0, false);
+        seq.group = layouts[i].dp - 1; /* rank 0, which looks at the flag, has no token */
         struct dmk_step_seq part = take_chunk(&seq, 20, DMK_LOGITS_NONE);
         struct layers_seen seen = {.cancel_at = 1};
         struct dmk_step step = {
@@ -429,9 +498,14 @@ static void test_refusals(void **state)
     struct dmk_engine *engine = NULL;
     struct dmk_error error;
     struct dmk_engine_conf bad = good;
+    bad.layout.dp = 3;
+    assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOTSUP);
+    assert_non_null(strstr(error.text, "dp is 3"));
+    bad = good;
+    bad.prefill = true;
     bad.layout.dp = 2;
     assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOTSUP);
-    assert_non_null(strstr(error.text, "dp = 2"));
+    assert_non_null(strstr(error.text, "dp is 2 but a prefill worker has dp 1"));
     bad = good;
     bad.backend = "tpu";
     assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOENT);
@@ -451,11 +525,12 @@ int main(int argc, char **argv)
     seed = given ? strtoull(given, NULL, 0) : dmk_random_u64();
     printf("DMK_TEST_SEED=%#llx\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),   cmocka_unit_test(test_company),
-        cmocka_unit_test(test_ranks),    cmocka_unit_test(test_pages_of_ranks),
-        cmocka_unit_test(test_copies),   cmocka_unit_test(test_long),
-        cmocka_unit_test(test_window),   cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_identity), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_chunks),         cmocka_unit_test(test_company),
+        cmocka_unit_test(test_groups),         cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_pages_of_ranks), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_long),           cmocka_unit_test(test_window),
+        cmocka_unit_test(test_cancel),         cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_refusals),
     };
     if (argc > 1) {
         cmocka_set_test_filter(argv[1]);
