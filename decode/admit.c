@@ -8,6 +8,9 @@
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 
+/* A sequence more in a group's steps weighs as much as this many prompt tokens that need no computing. */
+#define SEQUENCE_TOKENS 256
+
 /* Where a request goes and what it takes, before anything is taken. */
 struct placement {
     uint32_t group;
@@ -101,31 +104,67 @@ static bool wants_local(const struct dmk_decode_core *core, const struct dmk_dec
            dmk_kv_pages_for(r->n_prompt - 1) - have / DMK_PAGE_TOKENS > DMK_TICKET_MAX_PAGES;
 }
 
-/* The group with the longest cached prefix; the most room among equals. */
-static struct placement place(const struct dmk_decode_core *core,
-                              const struct dmk_decode_request *r, struct dmk_id128 root)
+/* Tokens that the reservation covers for each choice. */
+static uint32_t covered_by(const struct dmk_decode_core *core, const struct dmk_decode_request *r)
 {
-    const uint64_t covered =
-        (uint64_t)r->n_prompt + min_u32(r->max_tokens, DMK_DECODE_RESERVE_AHEAD);
-    struct placement p = {0};
-    uint32_t best_room = 0;
+    const uint64_t n = (uint64_t)r->n_prompt + min_u32(r->max_tokens, DMK_DECODE_RESERVE_AHEAD);
 
+    return n < core->conf.max_context ? (uint32_t)n : core->conf.max_context;
+}
+
+/* Of each group: its sequences that a request waits for, and whether one of them waits for pages to come
+ * back; new requests come after that one. */
+static void survey(const struct dmk_decode_core *core, uint32_t n_live[DMK_PORT_MAX_RANKS],
+                   bool starved[DMK_PORT_MAX_RANKS])
+{
+    memset(n_live, 0, DMK_PORT_MAX_RANKS * sizeof(*n_live));
+    memset(starved, 0, DMK_PORT_MAX_RANKS * sizeof(*starved));
+    for (uint32_t i = 0; i < core->n_slots; i++) {
+        const struct seq *seq = &core->seqs[i];
+
+        n_live[seq->group] += seq->state == SEQ_KV_WAIT || seq->state == SEQ_FORK_WAIT ||
+                              seq->state == SEQ_RUNNING || seq->state == SEQ_PREEMPTED;
+        starved[seq->group] = starved[seq->group] || seq->state == SEQ_PREEMPTED;
+    }
+}
+
+/* Picks a group among those that are not in `tried`: a cached prefix speaks for a group, by its tokens, and
+ * each sequence that the group has beyond the one with fewest speaks against it, or a beginning that all
+ * prompts share would draw everything into one group. The most room decides among equals. False when no
+ * group can take a new request. */
+static bool place(const struct dmk_decode_core *core, const struct dmk_decode_request *r,
+                  struct dmk_id128 root, uint32_t tried, struct placement *ret)
+{
+    uint32_t n_live[DMK_PORT_MAX_RANKS], fewest = UINT32_MAX, best_room = 0;
+    bool starved[DMK_PORT_MAX_RANKS], found = false;
+    int64_t best = 0;
+
+    survey(core, n_live, starved);
+    for (uint32_t g = 0; g < core->n_groups; g++) {
+        fewest = min_u32(fewest, n_live[g]);
+    }
     for (uint32_t g = 0; g < core->n_groups; g++) {
         const struct dmk_kv_pool_counts c = dmk_kv_pool_counts(core->groups[g].pools.full);
         uint32_t have = 0;
+        int64_t score;
 
+        if ((tried >> g & 1) || starved[g]) {
+            continue;
+        }
         if (core->conf.reuse && !r->echo_logprobs) {
             have = dmk_kv_prefix_find(core->groups[g].prefix, root, r->prompt, r->n_prompt - 1);
         }
-        if (g == 0 || have > p.have || (have == p.have && c.free + c.cached > best_room)) {
-            p.group = g;
-            p.have = have;
+        score = (int64_t)have - (int64_t)(n_live[g] - fewest) * SEQUENCE_TOKENS;
+        if (!found || score > best || (score == best && c.free + c.cached > best_room)) {
+            *ret = (struct placement){.group = g, .have = have};
+            best = score;
             best_room = c.free + c.cached;
+            found = true;
         }
     }
-    p.n_covered = covered < core->conf.max_context ? (uint32_t)covered : core->conf.max_context;
-    p.local = wants_local(core, r, p.have);
-    return p;
+    ret->n_covered = covered_by(core, r);
+    ret->local = found && wants_local(core, r, ret->have);
+    return found;
 }
 
 static uint32_t wait_hint(const struct dmk_decode_core *core)
@@ -285,16 +324,6 @@ static struct request *find_free(struct dmk_decode_core *core)
     return NULL;
 }
 
-static bool has_preempted(const struct dmk_decode_core *core)
-{
-    for (uint32_t i = 0; i < core->n_slots; i++) {
-        if (core->seqs[i].state == SEQ_PREEMPTED) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool is_known(const struct dmk_decode_core *core, const struct dmk_decode_request *r)
 {
     for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
@@ -346,6 +375,8 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
     struct dmk_id128 root;
     struct placement p;
     struct request *q;
+    uint32_t tried = 0; /* groups without enough pages, a bit each */
+    uint64_t n_pages;
 
     core->now_ns = now_ns;
     if (fault) {
@@ -359,25 +390,31 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
     if (is_known(core, r)) {
         return; /* sent twice: the first one's events answer it */
     }
-    root = dmk_block_root(core->conf.engine.numerics, r->salt);
-    p = place(core, r, root);
-    if (pages_of(r, p.n_covered) > core->conf.n_full_pages ||
-        r->n * DMK_WINDOW_RING > core->conf.n_window_pages) {
-        snprintf(text, sizeof(text), "%llu pages are needed, this worker has %u",
-                 (unsigned long long)pages_of(r, p.n_covered), core->conf.n_full_pages);
+    n_pages = pages_of(r, covered_by(core, r));
+    if (n_pages > core->conf.n_full_pages || r->n * DMK_WINDOW_RING > core->conf.n_window_pages) {
+        snprintf(text, sizeof(text), "%llu pages are needed, this worker has %u%s",
+                 (unsigned long long)n_pages, core->conf.n_full_pages,
+                 core->n_groups > 1 ? " in a group" : "");
         refuse(core, r, DMK_FAILURE_INVALID, 0, text);
         return;
     }
+    root = dmk_block_root(core->conf.engine.numerics, r->salt);
     q = find_free(core);
-    if (!q || core->n_active + r->n > core->conf.max_sequences || has_preempted(core)) {
+    if (!q || core->n_active + r->n > core->conf.max_sequences ||
+        !place(core, r, root, tried, &p)) {
         refuse(core, r, DMK_FAILURE_FULL, wait_hint(core),
                "all sequences of this worker are in use");
         return;
     }
     fill_request(core, q, r, root, now_ns);
-    if (take_all(core, q, r->n, r->prompt, &p) != 0) {
-        refuse(core, r, DMK_FAILURE_FULL, wait_hint(core), "no pages are free at this moment");
-        return;
+    while (take_all(core, q, r->n, r->prompt, &p) != 0) {
+        tried |= 1u << p.group;
+        if (!place(core, r, root, tried, &p)) {
+            refuse(core, r, DMK_FAILURE_FULL, wait_hint(core), "no pages are free at this moment");
+            return;
+        }
+        q->used = true;
+        q->n_choices = q->n_live = 0;
     }
     begin(core, q, p.local, now_ns);
 }

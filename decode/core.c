@@ -352,13 +352,36 @@ struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core)
         }
     }
     for (uint32_t g = 0; g < core->n_groups; g++) {
-        add_counts(&load.full, dmk_kv_pool_counts(core->groups[g].pools.full));
+        const struct dmk_kv_pool_counts full = dmk_kv_pool_counts(core->groups[g].pools.full);
+
+        add_counts(&load.full, full);
         add_counts(&load.window, dmk_kv_pool_counts(core->groups[g].pools.window));
+        if (full.free + full.cached > load.most_full_free) {
+            load.most_full_free = full.free + full.cached;
+        }
     }
     if (core->receiver) {
         load.receiver = dmk_receiver_stats(core->receiver);
     }
     return load;
+}
+
+uint32_t dmk_decode_n_groups(const struct dmk_decode_core *core)
+{
+    return core->n_groups;
+}
+
+struct dmk_decode_group dmk_decode_group(const struct dmk_decode_core *core, uint32_t group)
+{
+    struct dmk_decode_group g = {
+        .full = dmk_kv_pool_counts(core->groups[group].pools.full),
+        .window = dmk_kv_pool_counts(core->groups[group].pools.window),
+    };
+
+    for (uint32_t i = 0; i < core->n_slots; i++) {
+        g.n_sequences += core->seqs[i].state != SEQ_FREE && core->seqs[i].group == group;
+    }
+    return g;
 }
 
 bool dmk_decode_idle(const struct dmk_decode_core *core)
@@ -388,19 +411,40 @@ bool dmk_decode_check(const struct dmk_decode_core *core)
     return true;
 }
 
+static bool any_group_has(const struct dmk_decode_core *core, struct dmk_id128 hash)
+{
+    for (uint32_t g = 0; g < core->n_groups; g++) {
+        if (dmk_kv_prefix_has(core->groups[g].prefix, hash)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 uint32_t dmk_decode_block_events(struct dmk_decode_core *core,
                                  struct dmk_kv_prefix_event *ret_events, uint32_t cap,
                                  bool *ret_lost)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, n_taken;
     bool lost = false;
 
-    for (uint32_t g = 0; g < core->n_groups; g++) {
-        bool l = false;
+    /* Some of what is taken may be of no interest, and 0 says that nothing is left. */
+    do {
+        n_taken = 0;
+        for (uint32_t g = 0; g < core->n_groups; g++) {
+            struct dmk_kv_prefix_event *events = ret_events + n;
+            bool l = false;
+            const uint32_t got = dmk_kv_prefix_events(core->groups[g].prefix, events, cap - n, &l);
 
-        n += dmk_kv_prefix_events(core->groups[g].prefix, ret_events + n, cap - n, &l);
-        lost = lost || l;
-    }
+            for (uint32_t i = 0; i < got; i++) {
+                if (events[i].added || !any_group_has(core, events[i].hash)) {
+                    ret_events[n++] = events[i];
+                }
+            }
+            n_taken += got;
+            lost = lost || l;
+        }
+    } while (n == 0 && n_taken > 0);
     *ret_lost = lost;
     return n;
 }

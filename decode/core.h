@@ -151,6 +151,7 @@ struct dmk_decode_load {
     uint32_t n_running, n_waiting;          /* sequences; waiting: for pages from P, or preempted */
     uint64_t tokens_waiting;                /* prompt tokens not computed yet */
     struct dmk_kv_pool_counts full, window; /* over all groups */
+    uint32_t most_full_free; /* full pages, free or cached, of the group that has most */
     double step_ms;                         /* recent mean */
     uint64_t n_steps, n_tokens, n_preemptions, n_prompt_tokens_computed;
     uint64_t n_local_prefills, n_remote_prefills;
@@ -158,6 +159,14 @@ struct dmk_decode_load {
     struct dmk_receiver_stats receiver;
 };
 struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core);
+
+/* One data-parallel group: the page equation holds in each. */
+struct dmk_decode_group {
+    struct dmk_kv_pool_counts full, window;
+    uint32_t n_sequences; /* that have pages or wait for them */
+};
+uint32_t dmk_decode_n_groups(const struct dmk_decode_core *core);
+struct dmk_decode_group dmk_decode_group(const struct dmk_decode_core *core, uint32_t group);
 /* Nothing runs, waits or drains. */
 bool dmk_decode_idle(const struct dmk_decode_core *core);
 uint32_t dmk_decode_max_context(const struct dmk_decode_core *core);
@@ -168,7 +177,8 @@ bool dmk_decode_check(const struct dmk_decode_core *core);
  * breaks the quiet rule. For tests. */
 bool dmk_decode_expects_write(const struct dmk_decode_core *core, const void *addr);
 
-/* Changes of the prefix caches, as dmk_kv_prefix_events and dmk_kv_prefix_list over all groups. */
+/* Changes of the prefix caches, as dmk_kv_prefix_events and dmk_kv_prefix_list over all groups: a prefix is
+ * gone when no group holds it any more. */
 uint32_t dmk_decode_block_events(struct dmk_decode_core *core,
                                  struct dmk_kv_prefix_event *ret_events, uint32_t cap,
                                  bool *ret_lost);

@@ -127,6 +127,20 @@ static void add_to_step(struct dmk_decode_core *core, struct seq *seq,
     }
 }
 
+/* A group's picks, oldest first. Growing takes pages from younger sequences of the group only, which come
+ * after it and may have lost their place by then. */
+static void add_group(struct dmk_decode_core *core, uint32_t group, uint32_t n_picks)
+{
+    for (uint32_t i = 0; i < n_picks; i++) {
+        struct seq *seq = &core->seqs[core->by_age[core->picks[i].index]];
+
+        if (seq->group == group && seq->state == SEQ_RUNNING &&
+            grow(core, seq, core->picks[i].n_tokens)) {
+            add_to_step(core, seq, &core->picks[i]);
+        }
+    }
+}
+
 struct dmk_decode_step *dmk_decode_plan(struct dmk_decode_core *core, uint64_t now_ns)
 {
     struct dmk_decode_step *step = &core->step;
@@ -150,12 +164,8 @@ struct dmk_decode_step *dmk_decode_plan(struct dmk_decode_core *core, uint64_t n
         core->sched[i] = describe(core, &core->seqs[core->by_age[i]]);
     }
     n_picks = dmk_sched_pick(core->sched, n, limits, core->picks);
-    for (uint32_t i = 0; i < n_picks; i++) {
-        struct seq *seq = &core->seqs[core->by_age[core->picks[i].index]];
-
-        if (seq->state == SEQ_RUNNING && grow(core, seq, core->picks[i].n_tokens)) {
-            add_to_step(core, seq, &core->picks[i]);
-        }
+    for (uint32_t g = 0; g < core->n_groups; g++) {
+        add_group(core, g, n_picks);
     }
     if (step->n_seqs == 0) {
         return NULL;

@@ -382,6 +382,16 @@ uint32_t dmk_kv_prefix_list(const struct dmk_kv_prefix *p, uint32_t *inout_at,
     return n;
 }
 
+bool dmk_kv_prefix_has(const struct dmk_kv_prefix *p, struct dmk_id128 hash)
+{
+    for (uint32_t i = *chain_of(p, hash); i != NONE; i = p->nodes[i].next) {
+        if (dmk_id128_equal(p->nodes[i].hash, hash) && is_boundary(&p->nodes[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 struct dmk_kv_prefix_stats dmk_kv_prefix_stats(const struct dmk_kv_prefix *p)
 {
     return p->stats;

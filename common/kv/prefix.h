@@ -65,6 +65,8 @@ uint32_t dmk_kv_prefix_events(struct dmk_kv_prefix *prefix, struct dmk_kv_prefix
 /* Lists boundaries, up to cap from *inout_at (0 at first); 0 at the end. */
 uint32_t dmk_kv_prefix_list(const struct dmk_kv_prefix *prefix, uint32_t *inout_at,
                             struct dmk_kv_prefix_event *ret_events, uint32_t cap);
+/* Whether there is a boundary of this hash. */
+bool dmk_kv_prefix_has(const struct dmk_kv_prefix *prefix, struct dmk_id128 hash);
 struct dmk_kv_prefix_stats dmk_kv_prefix_stats(const struct dmk_kv_prefix *prefix);
 /* Walks the whole tree and counts every hold; for tests and when idle. */
 bool dmk_kv_prefix_check(const struct dmk_kv_prefix *prefix);

@@ -56,13 +56,16 @@ static void list_some(struct dmk_worker *w, uint32_t index)
 
 void dmk_worker__blocks_turn(struct dmk_worker *w)
 {
-    bool lost = false, more = false;
+    bool lost = false, more = false, some_lost;
     uint32_t n;
 
-    while ((n = w->role->block_events(w->role->ud, w->blocks, DMK_WORKER__BLOCKS_PER_EVENT,
-                                      &lost)) > 0) {
-        tell(w, DMK_ROUTER_ALL, n, false);
-    }
+    do {
+        n = w->role->block_events(w->role->ud, w->blocks, DMK_WORKER__BLOCKS_PER_EVENT, &some_lost);
+        lost = lost || some_lost;
+        if (n > 0) {
+            tell(w, DMK_ROUTER_ALL, n, false);
+        }
+    } while (n > 0);
     for (uint32_t i = 0; i < DMK_MAX_ROUTERS; i++) {
         struct dmk_worker__router *r = &w->routers[i];
 
