@@ -332,7 +332,7 @@ int dmk_sample(struct dmk_sampler *sampler, const struct dmk_sample_params *para
             return r;
         }
     }
-    if (params->temperature < DMK_SAMPLE_GREEDY) {
+    if (params->temperature <= DMK_SAMPLE_GREEDY) {
         id = find_argmax(sampler, x, max);
     } else {
         unit = dmk_rng_unit(params->seed, stream, context->n_ids);

@@ -28,7 +28,7 @@
 #define DMK_SAMPLE_BLOCK    1571u /* 201088 = 128 * 1571 */
 #define DMK_SAMPLE_MAX_TOP  20
 #define DMK_SAMPLE_MAX_BIAS 1024
-#define DMK_SAMPLE_GREEDY   1e-5f /* temperatures below this are greedy */
+#define DMK_SAMPLE_GREEDY   1e-5f /* temperatures up to this are greedy */
 
 /* Bounds that keep every sum finite; what an API allows is usually less. */
 #define DMK_SAMPLE_MAX_TEMPERATURE 100.0f

@@ -578,6 +578,51 @@ static void test_penalties(void **state)
     dmk_sampler_free(&s);
 }
 
+/* A temperature that is nearly none: no overflow in 1 / t, and what greedy picks, ties included. */
+static void test_tiny_temperatures(void **state)
+{
+    static const float tiny[] = {1e-5f, 1e-8f, 1e-30f, 1e-44f, 0.0f, -0.0f};
+    static float x[VOCAB];
+    struct random random = {.seed = 7};
+    struct dmk_sampler *s = new_sampler(VOCAB);
+
+    (void)state;
+    for (uint32_t row = 0; row < 20; row++) {
+        const struct dmk_sample_context c = {.n_ids = row};
+        struct dmk_sample_params p = plain;
+        struct dmk_sample_result want, got;
+        uint32_t best = 0;
+
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            x[i] = 5.0f * random_normal(&random);
+            best = x[i] > x[best] ? i : best;
+        }
+        if (row % 2) { /* equals at the top, and one that is less by as little as can be */
+            x[random_below(&random, VOCAB)] = x[best];
+            x[random_below(&random, VOCAB)] = nextafterf(x[best], -INFINITY);
+        }
+        p.seed = row;
+        p.logprobs = true;
+        p.top_p = row % 3 ? 1.0f : 0.9f;
+        p.min_p = row % 5 ? 0.0f : 0.05f;
+        p.temperature = 0.0f;
+        assert_int_equal(dmk_sample(s, &p, &c, x, &want), 0);
+        for (size_t t = 0; t < sizeof(tiny) / sizeof(tiny[0]); t++) {
+            struct dmk_error e;
+
+            p.temperature = tiny[t];
+            assert_int_equal(dmk_sample_params_check(&p, VOCAB, &e), 0);
+            assert_int_equal(dmk_sample(s, &p, &c, x, &got), 0);
+            assert_int_equal(got.id, want.id);
+            assert_true(isfinite(got.logprob) && got.logprob == want.logprob);
+        }
+        p.temperature = 2e-5f; /* the smallest that is drawn from: finite, and one of the largest */
+        assert_int_equal(dmk_sample(s, &p, &c, x, &got), 0);
+        assert_true(isfinite(got.logprob) && x[got.id] >= x[want.id] - 0.01f);
+    }
+    dmk_sampler_free(&s);
+}
+
 static void test_params(void **state)
 {
     const uint32_t ids[] = {3, 99};
@@ -626,7 +671,7 @@ int main(void)
         cmocka_unit_test(test_ties),           cmocka_unit_test(test_top_k_exact),
         cmocka_unit_test(test_broken),         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_logprobs_small), cmocka_unit_test(test_penalties),
-        cmocka_unit_test(test_params),
+        cmocka_unit_test(test_params),         cmocka_unit_test(test_tiny_temperatures),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
