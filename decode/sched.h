@@ -2,9 +2,11 @@
  * who gives way when pages run out, who comes back. No clock, no pools, no memory of its own.
  *
  * A sequence with one token to compute decodes; with more it is computing a prompt (or again, after a
- * preemption) in chunks. Every decoding sequence takes part in every step. What is left of the step's tokens
- * goes to prompts, first come first served; a chunk never swallows a sequence's last token, which runs as a
- * decode step of its own, and never passes a snapshot boundary. */
+ * preemption) in chunks. Every decoding sequence takes part in every step. Of what is left of the step's
+ * tokens, half is the oldest prompt's; the other half goes to the prompts with the least to compute, shortest
+ * first, and what these do not need to the oldest again. So a short prompt waits for no long one, and a long
+ * one goes on at half speed at least, however many short ones come. A chunk never swallows a sequence's
+ * last token, which runs as a decode step of its own, and never passes a snapshot boundary. */
 #pragma once
 
 #include <stdbool.h>
@@ -28,7 +30,8 @@ struct dmk_sched_pick {
     uint32_t n_rows; /* logits: 1 for a decode step, n_tokens with all_logits, else 0 */
 };
 
-/* seqs in the order of age, oldest first. Picks come in the same order. Returns their number. */
+/* seqs in the order of age, oldest first. Picks come in the same order. Returns their number; ret_picks has
+ * room for n_seqs. */
 uint32_t dmk_sched_pick(const struct dmk_sched_seq *seqs, uint32_t n_seqs,
                         struct dmk_sched_limits limits, struct dmk_sched_pick *ret_picks);
 

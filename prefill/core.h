@@ -1,6 +1,6 @@
 /* The prefill worker without its sockets: requests and messages go in, events come out of one callback.
  *
- * It computes the KV of a prompt less its last token, one job at a time in the order of arrival, in chunks,
+ * It computes the KV of a prompt less its last token, in chunks of one job at a time (sched.h says whose),
  * and pushes finished layers to the decode worker that the ticket names. It never samples. It knows no gRPC
  * and no threads; time is passed in. Whoever drives it turns messages into calls and runs steps:
  * dmk_prefill_plan on the loop gives a step, dmk_prefill_run runs it (any one thread; it calls on_layer

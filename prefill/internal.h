@@ -56,6 +56,7 @@ struct dmk_prefill_core {
     struct dmk_prefill_step step;
     bool in_flight;
     bool draining;
+    bool shortest_next; /* the next chunk is the shortest job's, not the earliest's */
     uint64_t next_order;
     uint64_t now_ns; /* of the call that is running */
     struct dmk_prefill_load load;

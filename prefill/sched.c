@@ -2,36 +2,69 @@
 #include "prefill/sched.h"
 #include "common/base/assert.h"
 
-static uint32_t earliest(const struct dmk_prefill_turn *turns, uint32_t n,
-                         enum dmk_prefill_state state, bool with_work)
+static uint32_t left_to_plan(const struct dmk_prefill_turn *turn)
+{
+    return turn->n_left - turn->n_flight;
+}
+
+static bool is_before(const struct dmk_prefill_turn *a, const struct dmk_prefill_turn *b,
+                      bool shortest)
+{
+    if (shortest && left_to_plan(a) != left_to_plan(b)) {
+        return left_to_plan(a) < left_to_plan(b);
+    }
+    return a->order < b->order;
+}
+
+/* The earliest job in a state, or the one with the least left. */
+static uint32_t first_of(const struct dmk_prefill_turn *turns, uint32_t n,
+                         enum dmk_prefill_state state, bool shortest)
 {
     uint32_t best = UINT32_MAX;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (turns[i].state == state && (!with_work || turns[i].n_left > turns[i].n_flight) &&
-            (best == UINT32_MAX || turns[i].order < turns[best].order)) {
+        const bool counts =
+            turns[i].state == state && (state != DMK_PREFILL_RUNNING || left_to_plan(&turns[i]));
+
+        if (counts && (best == UINT32_MAX || is_before(&turns[i], &turns[best], shortest))) {
             best = i;
         }
     }
     return best;
 }
 
-uint32_t dmk_prefill_pick_run(const struct dmk_prefill_turn *turns, uint32_t n)
+uint32_t dmk_prefill_pick_run(const struct dmk_prefill_turn *turns, uint32_t n, bool shortest)
 {
-    return earliest(turns, n, DMK_PREFILL_RUNNING, true);
+    return first_of(turns, n, DMK_PREFILL_RUNNING, shortest);
 }
 
 uint32_t dmk_prefill_pick_claim(const struct dmk_prefill_turn *turns, uint32_t n)
 {
+    const uint32_t runs = dmk_prefill_pick_run(turns, n, false);
+    const uint32_t earliest = first_of(turns, n, DMK_PREFILL_QUEUED, false);
+    const uint32_t shortest = first_of(turns, n, DMK_PREFILL_QUEUED, true);
     uint32_t n_claiming = 0;
+    bool is_shortest = true;
 
-    for (uint32_t i = 0; i < n; i++) {
-        n_claiming += turns[i].state == DMK_PREFILL_CLAIMING;
-    }
-    if (n_claiming >= DMK_PREFILL_MAX_CLAIMING || dmk_prefill_pick_run(turns, n) != UINT32_MAX) {
+    if (earliest == UINT32_MAX) {
         return UINT32_MAX;
     }
-    return earliest(turns, n, DMK_PREFILL_QUEUED, false);
+    for (uint32_t i = 0; i < n; i++) {
+        const bool claims = turns[i].state == DMK_PREFILL_CLAIMING;
+        const bool works = turns[i].state == DMK_PREFILL_RUNNING && left_to_plan(&turns[i]) > 0;
+
+        n_claiming += claims;
+        if ((claims || works) && left_to_plan(&turns[i]) <= left_to_plan(&turns[shortest])) {
+            is_shortest = false;
+        }
+    }
+    if (n_claiming >= DMK_PREFILL_MAX_CLAIMING) {
+        return UINT32_MAX;
+    }
+    if (runs == UINT32_MAX || turns[earliest].order < turns[runs].order) {
+        return earliest;
+    }
+    return is_shortest ? shortest : UINT32_MAX;
 }
 
 uint32_t dmk_prefill_chunk(uint32_t pos, uint32_t n, uint32_t chunk_tokens, uint32_t boundary)

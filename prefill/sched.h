@@ -1,9 +1,11 @@
-/* Scheduling of prompts as pure functions: batch 1, first come first served, in chunks.
+/* Scheduling of prompts as pure functions: batch 1, in chunks.
  *
- * The engine runs one job at a time. While it does, the next jobs may already be claiming at their decode
- * workers, so that the engine does not wait for an answer; but not long before their turn, since from the
- * claim on the transfer's deadline counts. A decode worker that does not answer holds up nobody: its job is
- * passed by those behind it. */
+ * A step computes a chunk of one job. Every second chunk is the earliest job's, the others go to the job
+ * with the least left: so a short prompt waits for no long one, and a long one goes on at half speed at
+ * least, however many short ones come. While the engine runs, the jobs whose turn is next may already be
+ * claiming at their decode workers, so that the engine does not wait for an answer; but not long before
+ * their turn, since from the claim on the transfer's deadline counts. A decode worker that does not answer
+ * holds up nobody: its job is passed by those behind it. */
 #pragma once
 
 #include <stdbool.h>
@@ -28,11 +30,13 @@ struct dmk_prefill_turn {
     uint32_t n_flight; /* tokens of a chunk in flight */
 };
 
-/* Index of the earliest RUNNING job with something left to plan; UINT32_MAX when there is none. */
-uint32_t dmk_prefill_pick_run(const struct dmk_prefill_turn *turns, uint32_t n);
+/* Of the RUNNING jobs with something left to plan, the index of the one that has the least left, or of the
+ * earliest; UINT32_MAX when there is none. Steps alternate between the two. */
+uint32_t dmk_prefill_pick_run(const struct dmk_prefill_turn *turns, uint32_t n, bool shortest);
 
-/* Index of the QUEUED job that should claim now: the earliest, when the jobs before it leave the engine
- * nothing to plan. UINT32_MAX when nobody should. */
+/* Index of the QUEUED job that should claim now, UINT32_MAX when nobody should. It is the earliest, when
+ * nothing is left to plan or what runs came later; else the one with the least left, when that is less than
+ * any other that claims or runs has. */
 uint32_t dmk_prefill_pick_claim(const struct dmk_prefill_turn *turns, uint32_t n);
 
 /* Tokens of the next chunk at pos of a prompt of n tokens: ends at multiples of boundary (where a prefix can

@@ -205,10 +205,24 @@ static void fill_step(struct dmk_prefill_core *core, struct dmk_prefill_job *job
     };
 }
 
+/* The job of the next chunk, when there are pages for it. */
+static struct dmk_prefill_job *pick_job(struct dmk_prefill_core *core, bool shortest,
+                                        uint32_t *ret_n)
+{
+    const uint32_t i = dmk_prefill_pick_run(core->turns, core->conf.max_jobs, shortest);
+    struct dmk_prefill_job *job = i == UINT32_MAX ? NULL : &core->jobs[i];
+
+    if (!job) {
+        return NULL;
+    }
+    *ret_n = dmk_prefill_chunk(job->pos, job->n, core->conf.chunk_tokens, DMK_KV_BOUNDARY_TOKENS);
+    return room_for_advance(core, &job->table, job->pos, *ret_n) ? job : NULL;
+}
+
 struct dmk_prefill_step *dmk_prefill_plan(struct dmk_prefill_core *core, uint64_t now_ns)
 {
     struct dmk_prefill_job *job;
-    uint32_t i, n;
+    uint32_t n = 0;
 
     core->now_ns = now_ns;
     claim_jobs(core);
@@ -216,15 +230,14 @@ struct dmk_prefill_step *dmk_prefill_plan(struct dmk_prefill_core *core, uint64_
         return NULL;
     }
     fill_turns(core);
-    i = dmk_prefill_pick_run(core->turns, core->conf.max_jobs);
-    if (i == UINT32_MAX) {
-        return NULL;
+    job = pick_job(core, core->shortest_next, &n);
+    if (!job) {
+        job = pick_job(core, !core->shortest_next, &n);
     }
-    job = &core->jobs[i];
-    n = dmk_prefill_chunk(job->pos, job->n, core->conf.chunk_tokens, DMK_KV_BOUNDARY_TOKENS);
-    if (!room_for_advance(core, &job->table, job->pos, n)) {
+    if (!job) {
         return NULL; /* window pages come back with the jobs that wait for their answers */
     }
+    core->shortest_next = !core->shortest_next;
     if (job->started_ns == 0) {
         job->started_ns = now_ns;
     }

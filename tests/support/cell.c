@@ -200,7 +200,7 @@ static void new_decode(struct cell *c, struct dmk_error *err)
         .reuse = !k->no_reuse,
         .ops = c->d_node ? &dmk_xfer_loopback_ops : NULL,
         .xfer = c->d_node,
-        .ticket_expiry_ns = 500 * DMK_NS_PER_MS,
+        .ticket_expiry_ns = (k->ticket_expiry_ms ? k->ticket_expiry_ms : 500) * DMK_NS_PER_MS,
         .transfer_budget_ns =
             (k->transfer_budget_ms ? k->transfer_budget_ms : 2000) * DMK_NS_PER_MS,
         .quiet_ask_every_ns = 50 * DMK_NS_PER_MS,
@@ -229,7 +229,7 @@ static void new_prefill(struct cell *c, struct dmk_error *err)
         .reuse = !k->no_reuse,
         .ops = &dmk_xfer_loopback_ops,
         .xfer = c->p_node,
-        .queue_budget_ns = 5000 * DMK_NS_PER_MS,
+        .queue_budget_ns = (k->queue_budget_ms ? k->queue_budget_ms : 5000) * DMK_NS_PER_MS,
         .transfer_budget_ns =
             (k->transfer_budget_ms ? k->transfer_budget_ms : 2000) * DMK_NS_PER_MS,
         .resend_every_ns = 20 * DMK_NS_PER_MS,

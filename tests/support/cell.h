@@ -49,6 +49,8 @@ struct cell_conf {
     uint32_t local_prefill_below;
     bool no_reuse;
     uint64_t transfer_budget_ms; /* 0 = 2000 */
+    uint64_t ticket_expiry_ms;   /* 0 = 500 */
+    uint64_t queue_budget_ms;    /* of the prefill worker; 0 = 5000 */
     uint32_t max_draining_pages; /* 0 = no bound that matters */
     struct dmk_loopback_conf fabric;
 };

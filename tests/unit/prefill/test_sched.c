@@ -1,4 +1,5 @@
-/* Scheduling of prompts: order of arrival, claims ahead of time and not too early, chunk borders. */
+/* Scheduling of prompts: the earliest and the shortest in turn, claims ahead of time and not too early, chunk
+ * borders. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,9 +19,9 @@ static void test_first_come_first_served(void **state)
     };
 
     (void)state;
-    assert_int_equal(dmk_prefill_pick_run(turns, 4), 1); /* the claiming one is passed */
-    assert_int_equal(dmk_prefill_pick_run(turns, 1), 0);
-    assert_int_equal(dmk_prefill_pick_run(turns + 2, 2), NONE);
+    assert_int_equal(dmk_prefill_pick_run(turns, 4, false), 1); /* the claiming one is passed */
+    assert_int_equal(dmk_prefill_pick_run(turns, 1, false), 0);
+    assert_int_equal(dmk_prefill_pick_run(turns + 2, 2, false), NONE);
 }
 
 static void test_a_job_with_its_last_chunk_in_flight_has_no_turn(void **state)
@@ -31,16 +32,16 @@ static void test_a_job_with_its_last_chunk_in_flight_has_no_turn(void **state)
     };
 
     (void)state;
-    assert_int_equal(dmk_prefill_pick_run(turns, 2), 1);
-    assert_int_equal(dmk_prefill_pick_run(turns, 1), NONE);
+    assert_int_equal(dmk_prefill_pick_run(turns, 2, false), 1);
+    assert_int_equal(dmk_prefill_pick_run(turns, 1, false), NONE);
 }
 
 static void test_the_next_claims_when_the_engine_runs_dry(void **state)
 {
     struct dmk_prefill_turn turns[] = {
         {DMK_PREFILL_RUNNING, 1, 200, 64},
-        {DMK_PREFILL_QUEUED, 9, 10, 0},
-        {DMK_PREFILL_QUEUED, 5, 10, 0},
+        {DMK_PREFILL_QUEUED, 9, 300, 0},
+        {DMK_PREFILL_QUEUED, 5, 300, 0},
     };
 
     (void)state;
@@ -49,6 +50,31 @@ static void test_the_next_claims_when_the_engine_runs_dry(void **state)
     assert_int_equal(dmk_prefill_pick_claim(turns, 3), 2); /* its last one is under way */
     turns[0].state = DMK_PREFILL_PUSHED;
     assert_int_equal(dmk_prefill_pick_claim(turns, 3), 2);
+}
+
+static void test_a_short_job_passes_a_long_one(void **state)
+{
+    struct dmk_prefill_turn turns[] = {
+        {DMK_PREFILL_RUNNING, 1, 60000, 2048},
+        {DMK_PREFILL_QUEUED, 2, 40, 0},
+        {DMK_PREFILL_QUEUED, 3, 9, 0},
+        {DMK_PREFILL_QUEUED, 4, 70000, 0},
+    };
+
+    (void)state;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 2);
+    turns[2].state = DMK_PREFILL_CLAIMING;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), NONE); /* its turn comes after that one's */
+    turns[2].state = DMK_PREFILL_RUNNING;
+    assert_int_equal(dmk_prefill_pick_run(turns, 4, true), 2);
+    assert_int_equal(dmk_prefill_pick_run(turns, 4, false), 0);
+    turns[2].n_flight = turns[2].n_left;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 1);
+    /* However many short ones come: who has waited longest claims when all that runs came later. */
+    turns[0].order = 5;
+    turns[1].state = DMK_PREFILL_RUNNING;
+    turns[1].order = 6;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 3);
 }
 
 static void test_a_silent_decode_worker_holds_up_nobody(void **state)
@@ -92,6 +118,7 @@ int main(void)
         cmocka_unit_test(test_first_come_first_served),
         cmocka_unit_test(test_a_job_with_its_last_chunk_in_flight_has_no_turn),
         cmocka_unit_test(test_the_next_claims_when_the_engine_runs_dry),
+        cmocka_unit_test(test_a_short_job_passes_a_long_one),
         cmocka_unit_test(test_a_silent_decode_worker_holds_up_nobody),
         cmocka_unit_test(test_chunks_tile_the_prompt_and_stop_at_boundaries),
     };
