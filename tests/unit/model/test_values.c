@@ -149,7 +149,12 @@ static void test_mxfp4(void **state)
     uint16_t bias = 0, z[32] = {0};
     uint32_t begin[2] = {0, 1};
     float y;
-    struct dmk_moe_down_args args = {.w = {DMK_WEIGHT_MXFP4, blocks, &scale, &bias, 1, 32},
+    struct dmk_moe_down_args args = {.w = {.format = DMK_WEIGHT_MXFP4,
+                                           .blocks = blocks,
+                                           .scales = &scale,
+                                           .bias = &bias,
+                                           .rows = 1,
+                                           .cols = 32},
                                      .z = z,
                                      .plan = {.expert_begin = begin},
                                      .y = &y,
@@ -171,14 +176,17 @@ static float swiglu(float gate, float up)
     uint16_t w[2][32] = {{0}}, x[32] = {0}, z,
              bias[2] = {dmk_f32_to_bf16(gate), dmk_f32_to_bf16(up)};
     uint32_t begin[2] = {0, 1}, row = 0;
-    struct dmk_moe_gate_up_args args = {
-        .w = {DMK_WEIGHT_BF16, (const uint8_t *)w, NULL, bias, 2, 32},
-        .x = x,
-        .plan = {.expert_begin = begin, .slot_row = &row},
-        .z = &z,
-        .n_experts = 1,
-        .alpha = 1.702f,
-        .limit = 7.0f};
+    struct dmk_moe_gate_up_args args = {.w = {.format = DMK_WEIGHT_BF16,
+                                              .blocks = (const uint8_t *)w,
+                                              .bias = bias,
+                                              .rows = 2,
+                                              .cols = 32},
+                                        .x = x,
+                                        .plan = {.expert_begin = begin, .slot_row = &row},
+                                        .z = &z,
+                                        .n_experts = 1,
+                                        .alpha = 1.702f,
+                                        .limit = 7.0f};
     k.moe_gate_up(&args, NULL);
     return dmk_bf16_to_f32(z);
 }
