@@ -299,6 +299,129 @@ static void heal(struct cell *c, enum heart_loss loss)
     }
 }
 
+static const uint32_t together_lengths[HEART_TOGETHER] = {200, 2, 65, 300, 1, 129, 64};
+enum { TOGETHER_NEW = 6, TOGETHER_LOCAL = 66 };
+
+static void together_prompt(const struct heart_ports *ports, uint32_t i, uint32_t *ids)
+{
+    heart_prompt(ports, ids, together_lengths[i], 70 + i, 0);
+}
+
+void heart_alone(const struct heart_ports *ports, struct cell_choice want[HEART_TOGETHER])
+{
+    struct cell *alone = open_alone(ports);
+    uint32_t ids[300];
+
+    for (uint32_t i = 0; i < HEART_TOGETHER; i++) {
+        together_prompt(ports, i, ids);
+        want[i] = run_one(alone, ids, together_lengths[i], &kinds[i % 2], TOGETHER_NEW, NULL);
+    }
+    cell_free(&alone);
+}
+
+/* Notes which groups hold a sequence. */
+static void see_groups(const struct cell *c, uint32_t *seen)
+{
+    for (uint32_t g = 0; g < dmk_decode_n_groups(c->decode); g++) {
+        const struct dmk_decode_group group = dmk_decode_group(c->decode, g);
+
+        *seen |= (group.n_sequences > 0) << g;
+    }
+}
+
+/* All requests, a few turns apart; the one at `cancelled` leaves while the others go on. */
+static void round_together(const struct heart_ports *ports, struct cell *c,
+                           const struct cell_choice *want, uint32_t cancelled, uint32_t *seen)
+{
+    const struct cell_answer *answers[HEART_TOGETHER];
+    uint32_t ids[300];
+
+    for (uint32_t i = 0; i < HEART_TOGETHER; i++) {
+        together_prompt(ports, i, ids);
+        answers[i] = ask(c, ids, together_lengths[i], &kinds[i % 2], TOGETHER_NEW);
+        for (uint32_t t = 0; t < i % 3; t++) {
+            cell_turn(c);
+        }
+        see_groups(c, seen);
+    }
+    if (cancelled < HEART_TOGETHER) {
+        cell_turn(c);
+        cell_cancel(c, (uint32_t)(answers[cancelled] - c->answers));
+    }
+    assert_true(cell_run(c, 20000));
+    assert_true(cell_settle(c, 20000));
+    assert_true(cell_check(c, true));
+    for (uint32_t i = 0; i < HEART_TOGETHER; i++) {
+        if (i != cancelled || !answers[i]->cancelled) {
+            assert_split(answers[i], &answers[i]->choices[0], &want[i], together_lengths[i]);
+        }
+    }
+    cell_forget(c);
+}
+
+void heart_together(const struct heart_ports *ports, const struct cell_choice want[HEART_TOGETHER])
+{
+    const struct cell_conf conf = {.decode = ports->decode,
+                                   .prefill = ports->prefill,
+                                   .d_full_pages = ports->n_pages,
+                                   .d_window_pages = ports->n_window_pages,
+                                   .p_full_pages = ports->n_pages,
+                                   .p_window_pages = ports->n_window_pages,
+                                   .max_sequences = HEART_TOGETHER,
+                                   .max_context = ports->max_context,
+                                   .chunk_tokens = 48,
+                                   .local_prefill_below = TOGETHER_LOCAL};
+    const uint32_t dp = ports->decode.layout.dp;
+    struct cell *c = cell_new(&conf);
+    struct cell_choice got;
+    uint32_t ids[300], seen = 0;
+
+    round_together(ports, c, want, 3, &seen);
+    assert_true((uint32_t)__builtin_popcount(seen) >= (dp < 4 ? dp : 4));
+    round_together(ports, c, want, HEART_TOGETHER, &seen);
+    dmk_decode_flush_cache(c->decode);
+    together_prompt(ports, 0, ids);
+    got = run_one(c, ids, together_lengths[0], &kinds[0], TOGETHER_NEW, NULL);
+    assert_true(equal(&got, &want[0]));
+    cell_free(&c);
+}
+
+void heart_preemption(const struct heart_ports *ports)
+{
+    /* Each answer reserves 17 pages and grows to 19; a pool has 35. */
+    enum { N = 3, POOL = 35, LENGTH = 10, N_NEW = 1200 };
+    struct heart_ports small = *ports;
+    const struct cell_answer *a[N];
+    struct cell *alone, *split;
+    uint32_t ids[N][LENGTH + N];
+
+    assert_int_equal(ports->decode.layout.dp, 2);
+    small.n_pages = POOL;
+    small.max_context = LENGTH + N + N_NEW;
+    alone = open_alone(&small);
+    split = open_split(&small, 4096, (struct dmk_loopback_conf){0});
+    for (uint32_t i = 0; i < N; i++) {
+        heart_prompt(&small, ids[i], LENGTH + i, 90 + i, 0);
+        a[i] = ask(split, ids[i], LENGTH + i, &kinds[i % 2], N_NEW);
+    }
+    assert_int_equal(dmk_decode_group(split->decode, 0).n_sequences, 2);
+    assert_int_equal(dmk_decode_group(split->decode, 1).n_sequences, 1);
+    assert_true(cell_run(split, 20000));
+    assert_true(cell_settle(split, 20000));
+    assert_true(cell_check(split, true));
+    for (uint32_t i = 0; i < N; i++) {
+        const struct cell_choice want =
+            run_one(alone, ids[i], LENGTH + i, &kinds[i % 2], N_NEW, NULL);
+
+        assert_split(a[i], &a[i]->choices[0], &want, LENGTH + i);
+    }
+    assert_int_equal(a[0]->choices[0].n_preemptions, 0);
+    assert_int_equal(a[1]->choices[0].n_preemptions, 0);
+    assert_true(a[2]->choices[0].n_preemptions > 0);
+    cell_free(&alone);
+    cell_free(&split);
+}
+
 uint32_t heart_losses(const struct heart_ports *ports, enum dmk_xfer_lane lane,
                       enum heart_loss loss, uint32_t rounds, uint64_t seed)
 {

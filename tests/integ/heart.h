@@ -31,6 +31,17 @@ uint32_t heart_faults(const struct heart_ports *ports, enum dmk_xfer_lane lane,
 /* Several at a time, on both sides, with cancels in the midst. */
 void heart_crowd(const struct heart_ports *ports, uint64_t seed, uint32_t n_new);
 
+/* Requests that are under way together, some computed by the prefill worker, some in chunks between the
+ * others' decode steps: heart_alone gives what each gets alone, and heart_together must give the same,
+ * whichever group each lands in, with a cancel in the midst, then again with what the caches hold, and at
+ * last with one sequence in the worker, so that all groups but one are idle. */
+enum { HEART_TOGETHER = 7 };
+void heart_alone(const struct heart_ports *ports, struct cell_choice want[HEART_TOGETHER]);
+void heart_together(const struct heart_ports *ports, const struct cell_choice want[HEART_TOGETHER]);
+/* Three long answers over two groups whose pools hold less than two of them: the youngest gives its pages up
+ * and comes back; the other group, which has pages, is not asked. */
+void heart_preemption(const struct heart_ports *ports);
+
 enum heart_loss { HEART_CUT, HEART_PARTITION, HEART_KILL, N_HEART_LOSSES };
 /* The prefill worker is lost in the midst of transfers, again and again: requests fail clearly or are right,
  * pages come back, and what follows is right. Returns how many failed. */

@@ -1,5 +1,5 @@
-/* The heart test on the real engine and a tiny checkpoint made in a temporary folder. The argument
- * "long" runs the prompts that take minutes, any other one names the tests to run. */
+/* The heart test on the real engine and a tiny checkpoint made in a temporary folder, in every pair of
+ * layouts. The argument "long" runs the prompts that take minutes, any other one names the tests to run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -126,6 +126,71 @@ static void other_ranks_on_each_side(void **state)
     close_engines(&e);
 }
 
+static struct heart_ports ports_of(struct dmk_engine *alone, struct dmk_engine *decode,
+                                   struct dmk_layout d, struct dmk_engine *prefill,
+                                   struct dmk_layout p)
+{
+    return (struct heart_ports){dmk_engine_port_from(alone, (struct dmk_layout){1, 1}),
+                                dmk_engine_port_from(decode, d),
+                                dmk_engine_port_from(prefill, p),
+                                n_pages,
+                                N_WINDOW,
+                                max_context,
+                                512,
+                                true};
+}
+
+/* Prefill TP a with decode (TP b, DP d): all a, and all b x d <= 8. */
+static void every_layout_with_every_other(void **state)
+{
+    static struct cell_choice want[HEART_TOGETHER];
+    struct dmk_engine *prefill[4], *alone = open_engine(false, (struct dmk_layout){1, 1});
+    uint32_t n_pairs = 0;
+
+    (void)state;
+    for (uint32_t a = 0; a < 4; a++) {
+        prefill[a] = open_engine(true, (struct dmk_layout){1u << a, 1});
+    }
+    for (uint32_t tp = 1; tp <= 8; tp *= 2) {
+        for (uint32_t dp = 1; tp * dp <= 8; dp *= 2) {
+            const struct dmk_layout d = {tp, dp};
+            struct dmk_engine *decode = open_engine(false, d);
+
+            for (uint32_t a = 0; a < 4; a++, n_pairs++) {
+                const struct dmk_layout p = {1u << a, 1};
+                const struct heart_ports ports = ports_of(alone, decode, d, prefill[a], p);
+
+                if (n_pairs == 0) {
+                    heart_alone(&ports, want);
+                }
+                print_message("prefill tp %u, decode tp %u dp %u\n", p.tp, tp, dp);
+                heart_together(&ports, want);
+            }
+            dmk_engine_close(&decode);
+        }
+    }
+    assert_int_equal(n_pairs, 40);
+    for (uint32_t a = 0; a < 4; a++) {
+        dmk_engine_close(&prefill[a]);
+    }
+    dmk_engine_close(&alone);
+}
+
+static void groups_in_a_crowd_and_short_of_pages(void **state)
+{
+    struct engines e = open_engines((struct dmk_layout){1, 2}, (struct dmk_layout){2, 1});
+
+    (void)state;
+    heart_preemption(&e.ports);
+    heart_shared_beginnings(&e.ports, 4);
+    close_engines(&e);
+    e = open_engines((struct dmk_layout){2, 4}, (struct dmk_layout){1, 1});
+    e.ports.light = true;
+    heart_crowd(&e.ports, 2, 6);
+    heart_crowd(&e.ports, 3, 6);
+    close_engines(&e);
+}
+
 static void shared_beginnings_and_crowds(void **state)
 {
     struct engines e = open_engines((struct dmk_layout){1, 1}, (struct dmk_layout){1, 1});
@@ -167,6 +232,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest short_tests[] = {
         cmocka_unit_test(lengths),
         cmocka_unit_test(other_ranks_on_each_side),
+        cmocka_unit_test(every_layout_with_every_other),
+        cmocka_unit_test(groups_in_a_crowd_and_short_of_pages),
         cmocka_unit_test(shared_beginnings_and_crowds),
         cmocka_unit_test(faults),
     };
