@@ -8,9 +8,6 @@
 #define AT(field) offsetof(struct dmk_decode_options, field)
 
 static const struct dmk_conf_option own_options[] = {
-    {"dp", DMK_CONF_U32, "1", 1, 8, NULL,
-     "Groups of tp ranks that hold different sequences; experts are spread over tp x dp ranks.",
-     AT(dp)},
     {"max-sequences", DMK_CONF_U32, "64", 1, 4096, NULL,
      "Sequences that run or wait for their pages at a time; each choice of a request is one.",
      AT(max_sequences)},
@@ -91,8 +88,11 @@ int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *co
                             uint32_t *ret_below, struct dmk_error *reterr)
 {
     const struct dmk_conf_program program = program_of();
-    const int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
+    int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
+    if (r == 0) {
+        r = dmk_worker_options_check(&conf->worker, false, reterr);
+    }
     return r == 0 ? dmk_decode_options_below(conf->local_prefill_below, ret_below, reterr) : r;
 }
 

@@ -5,7 +5,6 @@
 
 struct dmk_decode_options {
     struct dmk_worker_conf worker; /* first: the shared rows of the table write here */
-    uint32_t dp;
     uint32_t max_sequences;
     uint32_t chunk_tokens;
     uint32_t score_rows;

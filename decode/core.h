@@ -152,7 +152,7 @@ struct dmk_decode_load {
     uint64_t tokens_waiting;                /* prompt tokens not computed yet */
     struct dmk_kv_pool_counts full, window; /* over all groups */
     uint32_t most_full_free; /* full pages, free or cached, of the group that has most */
-    double step_ms;                         /* recent mean */
+    double step_ms;          /* recent mean */
     uint64_t n_steps, n_tokens, n_preemptions, n_prompt_tokens_computed;
     uint64_t n_local_prefills, n_remote_prefills;
     uint64_t n_query_tokens, n_hit_tokens; /* prompt tokens looked up in the cache, found */

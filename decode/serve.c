@@ -190,6 +190,7 @@ static void tell_stats(void *ud, struct dmk_worker_stats *ret)
         .tokens_waiting = l.tokens_waiting,
         .full = l.full,
         .window = l.window,
+        .most_full_free = l.most_full_free,
         .step_ms = l.step_ms,
         .n_steps = l.n_steps,
         .n_prompt_tokens = l.n_prompt_tokens_computed,
@@ -220,7 +221,6 @@ static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
 {
     const struct serve *s = ud;
 
-    hello->dp = s->options->dp;
     hello->max_sequences = s->options->max_sequences;
     hello->max_context = dmk_decode_max_context(s->core);
     hello->local_prefill_threshold = s->local_prefill_below;
@@ -233,11 +233,22 @@ static void tell_state(void *ud, struct dmk_buf *out)
 
     dmk_buf_printf(out,
                    ",\"requests\":%u,\"tickets\":{\"unclaimed\":%u,\"claimed\":%u,\"ready\":%u,"
-                   "\"draining\":%u,\"draining_pages\":%u,\"refusing\":%s},\"consistent\":%s",
+                   "\"draining\":%u,\"draining_pages\":%u,\"refusing\":%s},\"consistent\":%s,"
+                   "\"groups\":[",
                    l.n_requests, l.receiver.n_unclaimed, l.receiver.n_claimed, l.receiver.n_ready,
                    l.receiver.n_draining, l.receiver.draining_pages,
                    l.receiver.refusing ? "true" : "false",
                    dmk_decode_check(s->core) ? "true" : "false");
+    for (uint32_t i = 0; i < dmk_decode_n_groups(s->core); i++) {
+        const struct dmk_decode_group g = dmk_decode_group(s->core, i);
+
+        dmk_buf_puts(out, i > 0 ? ",{" : "{");
+        dmk_worker_put_pool(out, "full", &g.full);
+        dmk_buf_putc(out, ',');
+        dmk_worker_put_pool(out, "window", &g.window);
+        dmk_buf_printf(out, ",\"sequences\":%u}", g.n_sequences);
+    }
+    dmk_buf_putc(out, ']');
 }
 
 static void raise_counter(struct dmk_counter *c, uint64_t total)
@@ -303,7 +314,6 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
 {
     const struct serve *s = ud;
 
-    conf->layout.dp = s->options->dp;
     conf->max_step_tokens = s->options->max_sequences + s->options->chunk_tokens;
     conf->max_step_seqs = s->options->max_sequences;
     conf->max_logit_rows = s->options->max_sequences + s->options->score_rows;

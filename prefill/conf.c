@@ -54,8 +54,9 @@ int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *
                              struct dmk_error *reterr)
 {
     const struct dmk_conf_program program = program_of();
+    const int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
-    return dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
+    return r == 0 ? dmk_worker_options_check(&conf->worker, true, reterr) : r;
 }
 
 void dmk_prefill_options_free(struct dmk_prefill_options *conf)

@@ -266,7 +266,6 @@ static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
 {
     const struct serve *s = ud;
 
-    hello->dp = 1;
     hello->max_sequences = s->options->max_jobs;
     hello->max_context = s->options->worker.max_context;
 }
@@ -311,7 +310,6 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
 {
     const struct serve *s = ud;
 
-    conf->layout.dp = 1;
     conf->max_step_tokens = s->options->chunk_tokens;
     conf->max_step_seqs = 1;
     conf->max_logit_rows = 0;

@@ -229,6 +229,8 @@ static void take_load(struct dmk_worker *w, const Damask__V1__Load *l)
     w->load.tokens_waiting = l->tokens_waiting;
     w->load.full_pages_free = l->full_pages_free;
     w->load.full_pages_total = l->full_pages_total;
+    w->load.full_pages_most_free =
+        l->full_pages_most_free > 0 ? l->full_pages_most_free : l->full_pages_free;
     w->load.window_pages_free = l->window_pages_free;
     w->load.window_pages_total = l->window_pages_total;
     w->load.pages_draining = l->pages_draining;

@@ -41,6 +41,7 @@ struct dmk_worker {
         uint32_t n_running, n_waiting;
         uint64_t tokens_waiting;
         uint32_t full_pages_free, full_pages_total, window_pages_free, window_pages_total;
+        uint32_t full_pages_most_free; /* in one group: what a request can have */
         uint32_t pages_draining;
         double step_ms;
     } load;

@@ -72,7 +72,7 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
         view[i].load_tokens = load_of(w);
         view[i].prefix_tokens = prefixes[w->slot];
         view[i].free_tokens = role == DMK_WORKER_DECODE && w->has_load
-                                  ? (uint64_t)w->load.full_pages_free * w->page_tokens
+                                  ? (uint64_t)w->load.full_pages_most_free * w->page_tokens
                                   : UINT64_MAX;
         others = others || w->incarnation != r->avoid[role];
     }

@@ -101,7 +101,8 @@ static void close_engine(void *ud)
     dmk_mock_engine_free(&s->engine);
 }
 
-static int check(const struct dmk_worker_conf *w, const struct own *own, struct dmk_error *reterr)
+static int check(const struct dmk_worker_conf *w, bool prefill, const struct own *own,
+                 struct dmk_error *reterr)
 {
     if (w->tp != 1) {
         return dmk_error_set(reterr, -DMK_EINVAL, "tp is %u: a mock has one rank a group", w->tp);
@@ -110,12 +111,12 @@ static int check(const struct dmk_worker_conf *w, const struct own *own, struct 
         return dmk_error_set(reterr, -DMK_EINVAL, "page-bytes is %u: a multiple of %u is wanted",
                              own->page_bytes, DMK_MOCK_PAGE_BYTES);
     }
-    return 0;
+    return dmk_worker_options_check(w, prefill, reterr);
 }
 
-static struct source source_of(const struct dmk_worker_conf *w, const struct own *own, uint32_t dp)
+static struct source source_of(const struct dmk_worker_conf *w, const struct own *own)
 {
-    return (struct source){.conf = {.dp = dp,
+    return (struct source){.conf = {.dp = w->dp,
                                     .n_full_pages = w->full_pages,
                                     .n_window_pages = w->window_pages,
                                     .page_bytes = own->page_bytes,
@@ -146,7 +147,7 @@ static int mock_decode(int argc, char **argv)
     int r = dmk_conf_load(&program, argc, argv, &o, NULL, &err);
 
     if (r == 0) {
-        r = check(&o.role.worker, &o.own, &err);
+        r = check(&o.role.worker, false, &o.own, &err);
     }
     if (r == 0) {
         r = dmk_decode_options_below(o.role.local_prefill_below, &below, &err);
@@ -155,7 +156,7 @@ static int mock_decode(int argc, char **argv)
         (void)fprintf(stderr, "damask mock: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        struct source s = source_of(&o.role.worker, &o.own, o.role.dp);
+        struct source s = source_of(&o.role.worker, &o.own);
         const struct dmk_engine_source source = {open_engine, close_engine, &s};
 
         status = dmk_decode_serve(&o.role, below, &source);
@@ -184,13 +185,13 @@ static int mock_prefill(int argc, char **argv)
     int r = dmk_conf_load(&program, argc, argv, &o, NULL, &err);
 
     if (r == 0) {
-        r = check(&o.role.worker, &o.own, &err);
+        r = check(&o.role.worker, true, &o.own, &err);
     }
     if (r < 0) {
         (void)fprintf(stderr, "damask mock: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        struct source s = source_of(&o.role.worker, &o.own, 1);
+        struct source s = source_of(&o.role.worker, &o.own);
         const struct dmk_engine_source source = {open_engine, close_engine, &s};
 
         status = dmk_prefill_serve(&o.role, &source);

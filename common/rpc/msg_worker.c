@@ -169,6 +169,10 @@ static int check_load(const Damask__V1__Load *l, struct dmk_error *reterr)
     if (l->full_pages_free > l->full_pages_total || l->window_pages_free > l->window_pages_total) {
         return dmk_error_set(reterr, -DMK_EFORMAT, "load: more pages are free than there are");
     }
+    if (l->full_pages_most_free > l->full_pages_free) {
+        return dmk_error_set(reterr, -DMK_EFORMAT,
+                             "load: a group has more free pages than all groups together");
+    }
     return dmk_msg__range(l->step_ms, 0, 1e9, "load: step_ms", reterr);
 }
 

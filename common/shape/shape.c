@@ -146,8 +146,7 @@ static bool is_power_of_two(uint32_t v)
     return v != 0 && (v & (v - 1)) == 0;
 }
 
-int dmk_layout_check(const struct dmk_shape *shape, struct dmk_layout layout, bool prefill,
-                     struct dmk_error *reterr)
+int dmk_layout_check_ranks(struct dmk_layout layout, bool prefill, struct dmk_error *reterr)
 {
     if (!is_power_of_two(layout.tp) || layout.tp > MAX_RANKS) {
         return dmk_error_set(reterr, -DMK_ENOTSUP, "tp is %u but must be 1, 2, 4 or 8", layout.tp);
@@ -164,6 +163,17 @@ int dmk_layout_check(const struct dmk_shape *shape, struct dmk_layout layout, bo
         return dmk_error_set(reterr, -DMK_ENOTSUP,
                              "dp is %u but a prefill worker has dp 1: run more workers instead",
                              layout.dp);
+    }
+    return 0;
+}
+
+int dmk_layout_check(const struct dmk_shape *shape, struct dmk_layout layout, bool prefill,
+                     struct dmk_error *reterr)
+{
+    const int ret = dmk_layout_check_ranks(layout, prefill, reterr);
+
+    if (ret != 0) {
+        return ret;
     }
     if (shape->n_kv_heads % layout.tp != 0) {
         return dmk_error_set(reterr, -DMK_ENOTSUP, "tp %u does not divide the model's %u KV heads",

@@ -69,6 +69,9 @@ struct dmk_layout {
     uint32_t dp; /* groups that hold different sequences */
 };
 
+/* What can be said without a model. prefill: a prefill pool has one group. */
+int dmk_layout_check_ranks(struct dmk_layout layout, bool prefill, struct dmk_error *reterr);
+/* And whether the model can be cut so. */
 int dmk_layout_check(const struct dmk_shape *shape, struct dmk_layout layout, bool prefill,
                      struct dmk_error *reterr);
 

@@ -59,7 +59,7 @@ static void put_identity(struct dmk_worker *w, struct dmk_buf *out)
     }
 }
 
-static void put_pool(struct dmk_buf *out, const char *name, const struct dmk_kv_pool_counts *c)
+void dmk_worker_put_pool(struct dmk_buf *out, const char *name, const struct dmk_kv_pool_counts *c)
 {
     dmk_buf_printf(out,
                    "\"%s\":{\"total\":%" PRIu32 ",\"free\":%" PRIu32 ",\"cached\":%" PRIu32
@@ -77,9 +77,9 @@ static void put_state(struct dmk_worker *w, struct dmk_buf *out)
     dmk_buf_putc(out, '{');
     put_identity(w, out);
     dmk_buf_puts(out, ",\"pools\":{");
-    put_pool(out, "full", &s.full);
+    dmk_worker_put_pool(out, "full", &s.full);
     dmk_buf_putc(out, ',');
-    put_pool(out, "window", &s.window);
+    dmk_worker_put_pool(out, "window", &s.window);
     dmk_buf_printf(out,
                    "},\"running\":%" PRIu32 ",\"waiting\":%" PRIu32 ",\"tokens_waiting\":%" PRIu64
                    ",\"steps\":%" PRIu64 ",\"step_ms\":%.3f,\"step_age_ms\":%" PRIu64

@@ -2,6 +2,7 @@
 #include "common/worker/options.h"
 #include <stdlib.h>
 #include "common/base/assert.h"
+#include "common/shape/shape.h"
 
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
@@ -26,12 +27,17 @@ const struct dmk_conf_option dmk_worker_options[] = {
     {"admin-port", DMK_CONF_U32, "9001", 0, 65535, NULL, "Its port; 0: any free one.",
      AT(admin_port)},
     {"tp", DMK_CONF_U32, "1", 1, 8, NULL, "Ranks that share a sequence's attention heads.", AT(tp)},
+    {"dp", DMK_CONF_U32, "1", 1, 8, NULL,
+     "Groups of tp ranks that hold different sequences; experts are spread over tp x dp ranks, 8 "
+     "at "
+     "most. A prefill worker has one group.",
+     AT(dp)},
     {"threads", DMK_CONF_U32, "0", 0, 1024, NULL,
      "Threads of the CPU backends over all ranks; 0: one a core.", AT(threads)},
     {"full-pages", DMK_CONF_U32, "4096", 4, 16777216, NULL,
-     "Pages (64 tokens) of the pool for full-attention layers, on each rank.", AT(full_pages)},
+     "Pages (64 tokens) of the pool for full-attention layers, in each group.", AT(full_pages)},
     {"window-pages", DMK_CONF_U32, "1024", 4, 16777216, NULL,
-     "Pages of the pool for sliding layers, on each rank.", AT(window_pages)},
+     "Pages of the pool for sliding layers, in each group.", AT(window_pages)},
     {"max-context", DMK_CONF_U32, "131072", 64, 131072, NULL,
      "Tokens of prompt and answer together, at most.", AT(max_context)},
     {"reuse", DMK_CONF_BOOL, "true", 0, 0, NULL,
@@ -58,6 +64,12 @@ const struct dmk_conf_option dmk_worker_options[] = {
     {"log-json", DMK_CONF_BOOL, "false", 0, 0, NULL, "Log lines as JSON.", AT(log_json)},
 };
 const size_t dmk_n_worker_options = sizeof(dmk_worker_options) / sizeof(dmk_worker_options[0]);
+
+int dmk_worker_options_check(const struct dmk_worker_conf *c, bool prefill,
+                             struct dmk_error *reterr)
+{
+    return dmk_layout_check_ranks((struct dmk_layout){c->tp, c->dp}, prefill, reterr);
+}
 
 struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,
                                                 size_t *ret_n)

@@ -13,9 +13,9 @@ struct dmk_worker_conf {
     char *listen;
     char *admin_host;
     uint32_t admin_port;
-    uint32_t tp;
+    uint32_t tp, dp;
     uint32_t threads;
-    uint32_t full_pages, window_pages; /* of each rank's pools */
+    uint32_t full_pages, window_pages; /* of each group's pools, on each of its ranks */
     uint32_t max_context;
     bool reuse;
     uint32_t xfer_transport; /* enum dmk_worker_transport */
@@ -38,6 +38,10 @@ enum dmk_worker_transport {
 
 extern const struct dmk_conf_option dmk_worker_options[];
 extern const size_t dmk_n_worker_options;
+
+/* Refuses what no worker of this role can do, with a sentence: layouts. */
+int dmk_worker_options_check(const struct dmk_worker_conf *conf, bool prefill,
+                             struct dmk_error *reterr);
 
 /* The shared rows, then the program's own; freed with free. */
 struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,

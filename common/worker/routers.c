@@ -342,6 +342,7 @@ static bool is_same_load(const Damask__V1__Load *a, const Damask__V1__Load *b)
 {
     return a->n_running == b->n_running && a->n_waiting == b->n_waiting &&
            a->tokens_waiting == b->tokens_waiting && a->full_pages_free == b->full_pages_free &&
+           a->full_pages_most_free == b->full_pages_most_free &&
            a->window_pages_free == b->window_pages_free && a->pages_draining == b->pages_draining;
 }
 
@@ -363,6 +364,7 @@ static void report_load(struct dmk_worker *w, uint64_t now_ns)
     load.full_pages_total = stats.full.total;
     load.window_pages_free = stats.window.free + stats.window.cached;
     load.window_pages_total = stats.window.total;
+    load.full_pages_most_free = stats.most_full_free;
     load.pages_draining = stats.full.draining + stats.window.draining;
     load.step_ms = stats.step_ms;
     if (since < LOAD_AT_LEAST && is_same_load(&load, &w->load_sent)) {

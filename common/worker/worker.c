@@ -137,7 +137,7 @@ static int open_real_engine(struct dmk_worker *w)
     struct dmk_engine_conf conf = {
         .model_dir = c->model,
         .backend = c->backend,
-        .layout = {.tp = c->tp, .dp = 1},
+        .layout = {.tp = c->tp, .dp = c->dp},
         .prefill = !w->role->decode,
         .n_threads = c->threads,
         .n_full_pages = c->full_pages,

@@ -34,10 +34,11 @@ struct dmk_worker;
 
 /* What the role counts; totals only grow. */
 struct dmk_worker_stats {
-    uint32_t n_running, n_waiting; /* sequences (decode) or jobs (prefill) */
-    uint64_t tokens_waiting;       /* prompt tokens not computed yet */
-    struct dmk_kv_pool_counts full, window;
-    double step_ms; /* recent mean */
+    uint32_t n_running, n_waiting;          /* sequences (decode) or jobs (prefill) */
+    uint64_t tokens_waiting;                /* prompt tokens not computed yet */
+    struct dmk_kv_pool_counts full, window; /* over all groups */
+    uint32_t most_full_free; /* free or cached, in the group that has most; 0: as in full */
+    double step_ms;          /* recent mean */
     uint64_t n_steps;
     uint64_t n_prompt_tokens;     /* computed here */
     uint64_t n_generation_tokens; /* sampled here */
@@ -54,7 +55,7 @@ struct dmk_worker_role {
      * too. NULL (both): dmk_engine_open by the options and engine_conf. */
     int (*open_engine)(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr);
     void (*close_engine)(void *ud);
-    /* Bounds of a step, dp and whatever else the shared options do not say. */
+    /* Bounds of a step and whatever else the shared options do not say. */
     void (*engine_conf)(void *ud, struct dmk_engine_conf *inout_conf);
 
     /* Builds the core; engine and transport are there (dmk_worker_engine ...). Sets dmk_worker_set_limits. */
@@ -93,7 +94,7 @@ struct dmk_worker_role {
                            uint32_t cap);
     void (*hello)(void *ud,
                   Damask__V1__WorkerHello *inout_hello); /* fields the shell does not know */
-    /* Further members of /state, each as `,"name":value`. May be NULL. */
+    /* Further members of /state, each as `,"name":value` (dmk_worker_put_pool). May be NULL. */
     void (*state)(void *ud, struct dmk_buf *out);
     /* Before /metrics is written: further metrics, made in open by dmk_worker_metrics. May be NULL. */
     void (*collect)(void *ud);
@@ -110,6 +111,10 @@ const struct dmk_xfer_ops *dmk_worker_xfer_ops(const struct dmk_worker *worker);
 struct dmk_xfer *dmk_worker_xfer(struct dmk_worker *worker);
 struct dmk_metrics *dmk_worker_metrics(struct dmk_worker *worker);
 const char *dmk_worker_labels(const struct dmk_worker *worker); /* model_name="..." */
+
+/* `"name":{"total":..,"free":..,"cached":..,"leased":..,"draining":..}`, as /state has it. */
+void dmk_worker_put_pool(struct dmk_buf *out, const char *name,
+                         const struct dmk_kv_pool_counts *counts);
 
 void dmk_worker_set_limits(struct dmk_worker *worker, const struct dmk_msg_limits *limits);
 

@@ -54,6 +54,14 @@ def pools_balance(worker, limit_s=10):
             pool = state["pools"][name]
             assert pool["free"] + pool["cached"] + pool["leased"] + pool["draining"] == pool["total"], (
                 f"{worker.name}: {name} pool {pool}")
+        for name in ("full", "window") if "groups" in state else ():
+            for group in state["groups"]:
+                pool = group[name]
+                assert pool["free"] + pool["cached"] + pool["leased"] + pool["draining"] == pool["total"], (
+                    f"{worker.name}: {name} pool of a group {pool}")
+            for part in ("total", "free", "cached", "leased", "draining"):
+                assert sum(g[name][part] for g in state["groups"]) == state["pools"][name][part], (
+                    f"{worker.name}: the {name} pools of the groups do not make the whole: {text}")
         idle = all(state["pools"][n]["leased"] == 0 and state["pools"][n]["draining"] == 0
                    for n in ("full", "window"))
         if idle:
