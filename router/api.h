@@ -55,6 +55,7 @@ struct dmk_reply_conf {
     bool logprobs;
     uint32_t top_logprobs;
     uint32_t n;
+    struct dmk_str note; /* what the dialect's parse left in the ask for the reply */
     struct dmk_sink sink;
 };
 
@@ -63,7 +64,8 @@ struct dmk_api_limits {
     size_t max_conv_bytes;
     uint32_t max_messages;
     uint32_t max_tools;
-    int64_t date_unix_s; /* what a chat format prints as the current date; < 0 = none */
+    uint32_t max_context; /* of the workers that are up; 0 = none is */
+    int64_t date_unix_s;  /* what a chat format prints as the current date; < 0 = none */
 };
 
 struct dmk_dialect {
@@ -71,8 +73,13 @@ struct dmk_dialect {
     const char *path;         /* POST, or the gRPC method */
     bool http;                /* else gRPC */
     const char *content_type; /* whole answers */
+    bool done_mark;           /* a stream over HTTP ends with "data: [DONE]" */
     int (*parse)(struct dmk_bytes body, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                  struct dmk_api_error *reterr);
+    /* Set where the answer follows from the prompt and no worker is asked: the whole body. On the pool, when
+     * the prompt has been encoded. Such a dialect has no reply. */
+    void (*local)(const struct dmk_vocab *vocab, const struct dmk_api_limits *limits,
+                  const struct dmk_ask *ask, struct dmk_buf *out);
     void *(*reply_new)(
         const struct dmk_reply_conf *conf); /* copies what it keeps; NULL: no memory */
     void (*prompt)(void *reply, uint32_t choice, struct dmk_str text, const struct dmk_lp *lps,
@@ -81,14 +88,21 @@ struct dmk_dialect {
     void (*event)(void *reply, uint32_t choice, const struct dmk_event *event,
                   const struct dmk_lp *lps, size_t n_lps);
     void (*choice_end)(void *reply, uint32_t choice, enum dmk_finish finish);
+    /* Before end, where fewer choices are shown than were sampled: the n that are, best first. NULL: this
+     * dialect always shows all. */
+    void (*rank)(void *reply, const uint32_t *order, uint32_t n);
     void (*end)(void *reply, const struct dmk_usage *usage);
+    /* A stream that fails has frames of its own for that. NULL: the last frame is what `error` writes. */
+    void (*fail)(void *reply, const struct dmk_api_error *error);
     void (*reply_free)(void *reply);
-    /* The body or last frame of a failure. */
+    /* The body of a failure. */
     void (*error)(const struct dmk_api_error *error, struct dmk_buf *out);
 };
 
 extern const struct dmk_dialect dmk_dialect_chat;
 extern const struct dmk_dialect dmk_dialect_completions;
+extern const struct dmk_dialect dmk_dialect_tokenize;
+extern const struct dmk_dialect dmk_dialect_detokenize;
 extern const struct dmk_dialect dmk_dialect_grpc;
 
 /* All dialects, NULL-terminated. */

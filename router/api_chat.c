@@ -29,6 +29,9 @@ static const struct dmk_field fields[] = {
     {"logprobs", DMK_KIND_BOOL, 0, 0, DMK_ASK_AT(logprobs)},
     {"top_logprobs", DMK_KIND_INT, 0, DMK_ASK_MAX_TOP, DMK_ASK_AT(top_logprobs),
      .about = "Wants logprobs."},
+    {"best_of", DMK_KIND_INT, 1, DMK_ASK_MAX_CHOICES, DMK_ASK_AT(best_of),
+     .about = "Samples this many choices and tells the n of the highest mean log-probability; at "
+              "least n, and not with stream."},
     {"parallel_tool_calls", DMK_KIND_BOOL, 0, 0, DMK_ASK_AT(parallel_calls),
      .about = "false: the first call ends the turn."},
     {"store", DMK_KIND_BOOL, 0, 0, 0, 0, .about = "Accepted; nothing is stored."},
@@ -48,7 +51,6 @@ static const struct dmk_field_refused refused[] = {
     {"web_search_options", NULL},
     {"moderation", NULL},
     {"verbosity", "medium"},
-    {"best_of", "1"},
     {"use_beam_search", "false"},
     {"length_penalty", "1"},
     {"include_stop_str_in_output", "false"},
@@ -78,7 +80,7 @@ static int read_call(struct parse *p, struct dmk_message *m, const json_t *v, co
 {
     const json_t *fn = json_object_get(v, "function");
     const json_t *type = dmk_field_get(v, "type");
-    char path[80], function[96];
+    char path[96], function[112];
 
     if (!json_is_object(fn) ||
         (type && !(json_is_string(type) && strcmp(json_string_value(type), "function") == 0))) {
@@ -95,7 +97,7 @@ static int read_call(struct parse *p, struct dmk_message *m, const json_t *v, co
 static int read_calls(struct parse *p, struct dmk_message *m, const json_t *msg, const char *at)
 {
     const json_t *calls = dmk_field_get(msg, "tool_calls");
-    char param[64];
+    char param[80];
     int rc = 0;
 
     (void)snprintf(param, sizeof(param), "%s.tool_calls", at);
@@ -318,24 +320,36 @@ static int read_modalities(struct parse *p, const json_t *root)
 /* max_completion_tokens is the newer name of max_tokens and wins. */
 static int read_limits(struct parse *p, const json_t *root)
 {
-    const int rc =
-        dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), p->ask, p->err);
+    int rc = dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), p->ask, p->err);
 
     if (rc == 0 && p->ask->top_logprobs > 0 && !p->ask->logprobs) {
         return dmk_api_bad(p->err, "top_logprobs",
                            "top_logprobs may only stand together with \"logprobs\": true");
     }
+    if (rc == 0) {
+        rc = dmk_fields_best_of(p->limits, p->ask, p->err);
+    }
     return rc;
 }
 
-static int parse_root(struct parse *p, const json_t *root)
+static int begin(struct parse *p)
+{
+    p->conv = dmk_conv_new(p->limits->max_conv_bytes);
+    if (!p->conv) {
+        return dmk_api_fail(p->err, 500, "out_of_memory", "no memory for the conversation");
+    }
+    p->ask->conv = p->conv; /* goes with the ask, whatever comes */
+    p->in = (struct dmk_conv_in){.limits = p->limits, .conv = p->conv, .err = p->err};
+    dmk_conv_edit(p->conv)->date_unix_s = p->limits->date_unix_s;
+    return 0;
+}
+
+/* What stands in the prompt. */
+static int read_conversation(struct parse *p, const json_t *root)
 {
     int rc;
 
-    if ((rc = dmk_fields_common(root, p->limits, p->ask, p->err)) < 0 ||
-        (rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), p->err)) < 0 ||
-        (rc = read_limits(p, root)) < 0 || (rc = read_effort(p, root)) < 0 ||
-        (rc = read_modalities(p, root)) < 0 ||
+    if ((rc = read_effort(p, root)) < 0 || (rc = read_modalities(p, root)) < 0 ||
         (rc = dmk_structured_format(dmk_field_get(root, "response_format"), "response_format",
                                     p->conv, p->err)) < 0 ||
         (rc = read_tools(p, root)) < 0 ||
@@ -344,8 +358,28 @@ static int parse_root(struct parse *p, const json_t *root)
         (rc = read_messages(p, root)) < 0) {
         return rc;
     }
-    dmk_conv_edit(p->conv)->date_unix_s = p->limits->date_unix_s;
     return dmk_conv_failed(p->conv) ? dmk_conv_in_too_big(&p->in) : 0;
+}
+
+int dmk_api_chat_parse_prompt(const json_t *root, const struct dmk_api_limits *limits,
+                              struct dmk_ask *ask, struct dmk_api_error *reterr)
+{
+    struct parse p = {.limits = limits, .ask = ask, .err = reterr};
+    const int rc = begin(&p);
+
+    return rc < 0 ? rc : read_conversation(&p, root);
+}
+
+static int parse_root(struct parse *p, const json_t *root)
+{
+    int rc;
+
+    if ((rc = begin(p)) < 0 || (rc = dmk_fields_common(root, p->limits, p->ask, p->err)) < 0 ||
+        (rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), p->err)) < 0 ||
+        (rc = read_limits(p, root)) < 0) {
+        return rc;
+    }
+    return read_conversation(p, root);
 }
 
 int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
@@ -355,17 +389,9 @@ int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limit
     json_t *root;
     int rc = dmk_fields_open(body, &root, reterr);
 
-    if (rc < 0) {
-        return rc;
-    }
-    p.conv = dmk_conv_new(limits->max_conv_bytes);
-    p.in = (struct dmk_conv_in){.limits = limits, .conv = p.conv, .err = reterr};
-    if (!p.conv) {
+    if (rc == 0) {
+        rc = parse_root(&p, root);
         json_decref(root);
-        return dmk_api_fail(reterr, 500, "out_of_memory", "no memory for the conversation");
     }
-    ask->conv = p.conv; /* goes with the ask, whatever comes */
-    rc = parse_root(&p, root);
-    json_decref(root);
     return rc;
 }

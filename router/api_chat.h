@@ -5,3 +5,7 @@
 
 int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                        struct dmk_ask *ask, struct dmk_api_error *reterr);
+/* Messages, tools and what else makes the prompt, without limits of the answer. */
+struct json_t;
+int dmk_api_chat_parse_prompt(const struct json_t *root, const struct dmk_api_limits *limits,
+                              struct dmk_ask *ask, struct dmk_api_error *reterr);

@@ -14,6 +14,7 @@
 #define DMK_ASK_MAX_STOP_BYTES  1024
 #define DMK_ASK_MAX_STOP_IDS    16
 #define DMK_ASK_MAX_CHOICES     128
+#define DMK_ASK_MAX_PROMPTS     128
 #define DMK_ASK_MAX_TOP         20
 #define DMK_ASK_MAX_BIAS        1024
 #define DMK_ASK_MAX_SALT_BYTES  256
@@ -23,12 +24,21 @@ struct dmk_ask_bias {
     float value;
 };
 
+/* A further prompt of a request that has several. */
+struct dmk_ask_prompt {
+    struct dmk_buf text;
+    struct dmk_ids ids;
+};
+
 struct dmk_ask {
     char model[DMK_ASK_MAX_MODEL_BYTES + 1];
 
     struct dmk_conv *conv;
     struct dmk_buf text;
-    struct dmk_ids prompt; /* rendered ids, or those that the client gave */
+    struct dmk_ids prompt;       /* rendered ids, or those that the client gave */
+    struct dmk_ask_prompt *more; /* [n_more]: raw prompts besides the first */
+    size_t n_more;
+    bool shares; /* all but text and prompt belong to another ask */
     /* What the answer may be: a serialised automaton (common/grammar), empty when it is free. A dialect of
      * raw prompts fills it while it parses (router/constraint.h); for conversations it is made from conv. */
     struct dmk_buf constraint;
@@ -44,6 +54,9 @@ struct dmk_ask {
     uint32_t top_logprobs;
 
     uint32_t n;
+    uint32_t best_of;    /* as given; dmk_fields_best_of makes n and n_shown of it */
+    uint32_t n_shown;    /* of n, the best by mean log-probability; 0 = all */
+    struct dmk_buf note; /* from a dialect's parse to its reply; means nothing to others */
     bool has_max_tokens; /* given explicitly: beyond the context it is an error, not clamped */
     uint32_t max_tokens;
     uint32_t min_tokens;
@@ -59,11 +72,18 @@ struct dmk_ask {
     bool include_usage;
     bool parallel_calls; /* false: only the first tool call of a turn is kept, and ends it */
     bool echo;           /* raw prompts: the prompt stands before the answer */
+    bool token_strs;     /* of a prompt that is only encoded: its tokens as text too */
 };
 
 /* Defaults of a request that names nothing. */
 void dmk_ask_init(struct dmk_ask *ask, size_t max_prompt_tokens);
 void dmk_ask_fini(struct dmk_ask *ask);
+
+/* One prompt more, empty; NULL: no memory, or more than DMK_ASK_MAX_PROMPTS. */
+struct dmk_ask_prompt *dmk_ask_add_prompt(struct dmk_ask *ask);
+/* Makes *part what `of` is, but for its prompt, which is the one of more[i] and moves over. `of` must
+ * outlive it. */
+void dmk_ask_split(struct dmk_ask *of, size_t i, struct dmk_ask *part);
 
 /* Appends a copy of a stop string; -DMK_EFULL beyond the bounds, -DMK_ENOMEM. */
 int dmk_ask_add_stop(struct dmk_ask *ask, struct dmk_str stop);

@@ -32,6 +32,21 @@ struct dmk_str dmk_field_text(const json_t *string)
     return (struct dmk_str){json_string_value(string), json_string_length(string)};
 }
 
+bool dmk_field_token(const json_t *v, int64_t *ret_id)
+{
+    double d;
+
+    if (!json_is_number(v)) {
+        return false;
+    }
+    d = json_number_value(v); /* exact: ids are far below 2^53 */
+    if (!(d >= 0 && d < DMK_VOCAB_SIZE && d == floor(d))) {
+        return false;
+    }
+    *ret_id = (int64_t)d;
+    return true;
+}
+
 int dmk_field_real(const json_t *obj, const char *prefix, const char *key, double min, double max,
                    float *ret, struct dmk_api_error *reterr)
 {

@@ -21,6 +21,8 @@ int dmk_field_str(const json_t *obj, const char *prefix, const char *key, size_t
 /* The value, or NULL when it is absent or null. */
 json_t *dmk_field_get(const json_t *obj, const char *key);
 struct dmk_str dmk_field_text(const json_t *string);
+/* True for a whole number that is a token id. */
+bool dmk_field_token(const json_t *v, int64_t *ret_id);
 
 /* The body as an object; the caller owns *ret_root. */
 int dmk_fields_open(struct dmk_bytes body, json_t **ret_root, struct dmk_api_error *reterr);
@@ -67,3 +69,6 @@ int dmk_fields_model(const json_t *root, struct dmk_ask *ask, struct dmk_api_err
  * Completions have them. */
 int dmk_fields_common(const json_t *root, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                       struct dmk_api_error *reterr);
+/* best_of, which is in the ask already: checks it, and makes it the number that is sampled. */
+int dmk_fields_best_of(const struct dmk_api_limits *limits, struct dmk_ask *ask,
+                       struct dmk_api_error *reterr);

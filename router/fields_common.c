@@ -199,3 +199,24 @@ int dmk_fields_common(const json_t *root, const struct dmk_api_limits *limits, s
     }
     return 0;
 }
+
+int dmk_fields_best_of(const struct dmk_api_limits *limits, struct dmk_ask *ask,
+                       struct dmk_api_error *reterr)
+{
+    if (ask->best_of == 0 || ask->best_of == ask->n) {
+        return 0;
+    }
+    if (ask->best_of < ask->n || ask->best_of > limits->max_choices) {
+        return dmk_api_bad(reterr, "best_of",
+                           "best_of must be between n, which is %u, and %u, not %u", ask->n,
+                           limits->max_choices, ask->best_of);
+    }
+    if (ask->stream) {
+        return dmk_api_bad(reterr, "best_of",
+                           "best_of above n can not be streamed: which choices are the best is "
+                           "known at the end only");
+    }
+    ask->n_shown = ask->n;
+    ask->n = ask->best_of;
+    return 0;
+}

@@ -111,6 +111,15 @@ static void front_idle(void *ud)
     write_out(a);
 }
 
+static void end_stream(struct answer *a)
+{
+    if (a->dialect->done_mark) {
+        dmk_sse_done(&a->out);
+    }
+    write_out(a);
+    dmk_http_end(a->req);
+}
+
 static void front_done(void *ud, struct dmk_str timeline)
 {
     struct answer *a = ud;
@@ -127,9 +136,7 @@ static void front_done(void *ud, struct dmk_str timeline)
             dmk_sse_comment(&a->out, dmk_buf_str(&line));
             dmk_buf_fini(&line);
         }
-        dmk_sse_done(&a->out);
-        write_out(a);
-        dmk_http_end(a->req);
+        end_stream(a);
     } else {
         dmk_buf_init(&headers, 0);
         put_headers(&headers, dmk_request_id(a->request), 0);
@@ -164,10 +171,11 @@ static void front_fail(void *ud, const struct dmk_api_error *error, struct dmk_s
     dmk_buf_init(&body, 0);
     a->dialect->error(error, &body);
     if (a->begun) {
-        dmk_sse_event(&a->out, NULL, dmk_buf_str(&body));
-        dmk_sse_done(&a->out);
-        write_out(a);
-        dmk_http_end(a->req);
+        if (!a->dialect->fail) {
+            dmk_sse_event(&a->out, NULL, dmk_buf_str(&body));
+        } /* else it has framed the failure already */
+        dmk_http_last(a->req);
+        end_stream(a);
     } else {
         struct dmk_buf headers;
 
@@ -273,13 +281,28 @@ static void start_request(struct dmk_router *router, struct dmk_http_req *req,
     dmk_buf_fini(&headers);
 }
 
-static void get_models(const struct dmk_router *router, struct dmk_http_req *req,
-                       struct dmk_str name)
+/* What a path serves: its methods, whether it wants a key, and who answers. */
+struct route {
+    const char *path;
+    bool below;     /* and every path one level below it */
+    unsigned parts; /* on which ports */
+    bool key;
+    bool post; /* else GET and HEAD */
+    void (*answer)(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest);
+};
+
+static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
+{
+    (void)rest;
+    start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
+}
+
+static void get_models(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str name)
 {
     struct dmk_buf body;
 
     dmk_buf_init(&body, 0);
-    if (!name.data) {
+    if (name.len == 0) {
         dmk_admin_models(router, &body);
     } else if (!dmk_admin_model(router, name, &body)) {
         struct dmk_api_error error;
@@ -296,26 +319,35 @@ static void get_models(const struct dmk_router *router, struct dmk_http_req *req
     dmk_buf_fini(&body);
 }
 
-static void get_health(const struct dmk_router *router, struct dmk_http_req *req)
+static void get_openapi(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
+{
+    (void)rest;
+    dmk_http_respond(req, 200, JSON, NULL, dmk_buf_str(&router->openapi));
+}
+
+static void get_health(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     struct dmk_buf body;
 
+    (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_health(router, &body);
     dmk_http_respond(req, dmk_router_is_ready(router) ? 200 : 503, JSON, NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
-static void get_livez(const struct dmk_router *router, struct dmk_http_req *req)
+static void get_livez(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     (void)router;
+    (void)rest;
     dmk_http_respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
 }
 
-static void get_readyz(const struct dmk_router *router, struct dmk_http_req *req)
+static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     const bool ready = dmk_router_is_ready(router);
 
+    (void)rest;
     dmk_http_respond(req, ready ? 200 : 503, "text/plain", NULL,
                      dmk_str_from(ready              ? "ok\n"
                                   : router->draining ? "draining\n"
@@ -323,10 +355,11 @@ static void get_readyz(const struct dmk_router *router, struct dmk_http_req *req
                                                        "worker where one is needed\n"));
 }
 
-static void get_metrics(const struct dmk_router *router, struct dmk_http_req *req)
+static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     struct dmk_buf body;
 
+    (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_metrics(router, &body);
     dmk_http_respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
@@ -334,31 +367,42 @@ static void get_metrics(const struct dmk_router *router, struct dmk_http_req *re
     dmk_buf_fini(&body);
 }
 
-static const struct {
-    const char *path;
-    unsigned parts; /* on which ports */
-    void (*get)(const struct dmk_router *router, struct dmk_http_req *req);
-} pages[] = {
-    {"/livez", DMK_HTTP_API | DMK_HTTP_ADMIN, get_livez},
-    {"/readyz", DMK_HTTP_API | DMK_HTTP_ADMIN, get_readyz},
-    {"/health", DMK_HTTP_API | DMK_HTTP_ADMIN, get_health},
-    {"/metrics", DMK_HTTP_ADMIN, get_metrics},
+static const struct route routes[] = {
+    {"/v1/models", true, DMK_HTTP_API, .key = true, .answer = get_models},
+    {"/openapi.json", false, DMK_HTTP_API, .key = true, .answer = get_openapi},
+    {"/livez", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_livez},
+    {"/readyz", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_readyz},
+    {"/health", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_health},
+    {"/metrics", false, DMK_HTTP_ADMIN, .answer = get_metrics},
 };
 
-static bool check_method(struct dmk_http_req *req, const char *method)
-{
-    struct dmk_api_error error;
-    char allow[64];
-    const struct dmk_str have = dmk_http_method(req);
+/* All dialects share this one. */
+static const struct route dialect_route = {NULL,        false,        DMK_HTTP_API,
+                                           .key = true, .post = true, .answer = post_dialect};
 
-    if (dmk_str_is(have, method) || (strcmp(method, "GET") == 0 && dmk_str_is(have, "HEAD"))) {
-        return true;
+/* NULL: no such path on this port. *ret_rest: what stands below the path. */
+static const struct route *find_route(unsigned parts, struct dmk_str path, struct dmk_str *ret_rest)
+{
+    *ret_rest = (struct dmk_str){0};
+    if ((parts & DMK_HTTP_API) && dmk_dialect_find(true, path)) {
+        return &dialect_route;
     }
-    (void)snprintf(allow, sizeof(allow), "Allow: %s%s\r\n", method,
-                   strcmp(method, "GET") == 0 ? ", HEAD" : "");
-    (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only", method);
-    respond_error(req, &error, allow);
-    return false;
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
+        const size_t n = strlen(routes[i].path);
+
+        if (!(routes[i].parts & parts) || path.len < n ||
+            memcmp(path.data, routes[i].path, n) != 0) {
+            continue;
+        }
+        if (path.len == n) {
+            return &routes[i];
+        }
+        if (routes[i].below && path.data[n] == '/' && path.len > n + 1) {
+            *ret_rest = (struct dmk_str){path.data + n + 1, path.len - n - 1};
+            return &routes[i];
+        }
+    }
+    return NULL;
 }
 
 static bool check_key(const struct dmk_router *router, struct dmk_http_req *req)
@@ -374,55 +418,42 @@ static bool check_key(const struct dmk_router *router, struct dmk_http_req *req)
     return false;
 }
 
-/* True when the path is one of /v1 and was answered. */
-static bool serve_api(struct dmk_router *router, struct dmk_http_req *req)
+/* True when the handler is to answer; OPTIONS and wrong methods are answered here. */
+static bool check_method(const struct route *route, struct dmk_http_req *req)
 {
-    static const char models[] = "/v1/models";
-    const size_t n_models = sizeof(models) - 1;
-    const struct dmk_str path = dmk_http_path(req);
-    const struct dmk_dialect *dialect = dmk_dialect_find(true, path);
+    const struct dmk_str method = dmk_http_method(req);
+    const char *allow = route->post ? "Allow: POST, OPTIONS\r\n" : "Allow: GET, HEAD, OPTIONS\r\n";
+    struct dmk_api_error error;
 
-    if (dialect) {
-        if (check_key(router, req) && check_method(req, "POST")) {
-            start_request(router, req, dialect);
-        }
+    if (route->post ? dmk_str_is(method, "POST")
+                    : dmk_str_is(method, "GET") || dmk_str_is(method, "HEAD")) {
         return true;
     }
-    if (path.len >= n_models && memcmp(path.data, models, n_models) == 0 &&
-        (path.len == n_models || path.data[n_models] == '/')) {
-        struct dmk_str name = {0};
-
-        if (path.len > n_models + 1) {
-            name = (struct dmk_str){path.data + n_models + 1, path.len - n_models - 1};
-        }
-        if (check_key(router, req) && check_method(req, "GET")) {
-            get_models(router, req, name);
-        }
-        return true;
+    if (dmk_str_is(method, "OPTIONS")) {
+        dmk_http_respond(req, 204, NULL, allow, dmk_str_from(""));
+        return false;
     }
+    (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only",
+                       route->post ? "POST" : "GET");
+    respond_error(req, &error, allow);
     return false;
 }
 
 void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
 {
     const struct dmk_http_front *port = ud;
+    struct dmk_str rest;
+    const struct route *route = find_route(port->parts, dmk_http_path(req), &rest);
     struct dmk_api_error error;
     char quoted[68];
 
-    for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
-        if ((pages[i].parts & port->parts) && dmk_str_is(dmk_http_path(req), pages[i].path)) {
-            if (check_method(req, "GET")) {
-                pages[i].get(port->router, req);
-            }
-            return;
-        }
+    if (!route) {
+        (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
+                           dmk_api_quote(dmk_http_path(req), quoted));
+        respond_error(req, &error, NULL);
+    } else if ((!route->key || check_key(port->router, req)) && check_method(route, req)) {
+        route->answer(port->router, req, rest);
     }
-    if ((port->parts & DMK_HTTP_API) && serve_api(port->router, req)) {
-        return;
-    }
-    (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
-                       dmk_api_quote(dmk_http_path(req), quoted));
-    respond_error(req, &error, NULL);
 }
 
 void dmk_http_front_on_error(void *ud, unsigned status, const char *sentence, struct dmk_buf *body)

@@ -66,6 +66,44 @@ void dmk_out_logprob(struct dmk_buf *out, float logprob)
     dmk_buf_printf(out, "%.6g", isfinite(logprob) ? (double)logprob : -9999.0);
 }
 
+static void write_bytes(struct dmk_buf *out, struct dmk_bytes bytes)
+{
+    dmk_buf_putc(out, '[');
+    for (size_t i = 0; i < bytes.len; i++) {
+        dmk_buf_printf(out, i ? ",%u" : "%u", bytes.data[i]);
+    }
+    dmk_buf_putc(out, ']');
+}
+
+static void write_token(struct dmk_buf *out, struct dmk_bytes bytes, float logprob)
+{
+    dmk_buf_puts(out, "{\"token\":");
+    dmk_out_lossy(out, bytes);
+    dmk_buf_puts(out, ",\"logprob\":");
+    dmk_out_logprob(out, logprob);
+    dmk_buf_puts(out, ",\"bytes\":");
+    write_bytes(out, bytes);
+}
+
+void dmk_out_tokens(struct dmk_buf *out, const struct dmk_lp *lps, size_t n, bool comma)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (comma || i > 0) {
+            dmk_buf_putc(out, ',');
+        }
+        write_token(out, lps[i].bytes, lps[i].logprob);
+        dmk_buf_puts(out, ",\"top_logprobs\":[");
+        for (uint32_t k = 0; k < lps[i].n_top; k++) {
+            if (k > 0) {
+                dmk_buf_putc(out, ',');
+            }
+            write_token(out, lps[i].top[k].bytes, lps[i].top[k].logprob);
+            dmk_buf_putc(out, '}');
+        }
+        dmk_buf_puts(out, "]}");
+    }
+}
+
 void dmk_out_usage(struct dmk_buf *out, const struct dmk_usage *usage)
 {
     dmk_buf_printf(out,

@@ -49,125 +49,6 @@ const char *dmk_request_id(const struct dmk_request *request)
     return request->request_id;
 }
 
-/* ---------------------------------------------------------------- end of a request */
-
-static void unlink_request(struct dmk_request *r)
-{
-    struct dmk_requests *all = r->all;
-    struct dmk_request **at = &all->table[r->id.lo & (all->n_buckets - 1)];
-
-    while (*at != r) {
-        at = &(*at)->next;
-    }
-    *at = r->next;
-    if (!dmk_list_empty(&r->queued)) {
-        dmk_list_remove(&r->queued);
-        all->n_waiting--;
-    }
-    dmk_list_remove(&r->dirty);
-    dmk_list_remove(&r->node);
-    all->n_open--;
-    dmk_gauge_set(all->conf.stats->open_requests, all->n_open);
-}
-
-static void free_request(struct dmk_request *r)
-{
-    dmk_assert(!r->d && !r->p);
-    unlink_request(r);
-    dmk_request__output_fini(r);
-    if (r->reply) {
-        r->dialect->reply_free(r->reply);
-    }
-    dmk_ask_fini(&r->ask);
-    free(r);
-}
-
-static void count_status(struct dmk_request *r, unsigned status)
-{
-    for (size_t i = 0; dmk_dialects[i] && i < DMK_MAX_DIALECTS; i++) {
-        if (dmk_dialects[i] == r->dialect && status / 100 >= 2 && status / 100 < DMK_N_STATUS) {
-            dmk_counter_add(r->all->conf.stats->requests[i][status / 100], 1);
-        }
-    }
-}
-
-/* The one line that every request leaves. */
-static void log_end(struct dmk_request *r, const char *result, const struct dmk_buf *timeline)
-{
-    dmk_log_info("req=%s id=%s api=%s result=%s prompt=%zu cached=%u output=%llu n=%u d=%s p=%s %s",
-                 r->request_id, r->id_hex, r->dialect->name, result, r->ask.prompt.len, r->n_cached,
-                 (unsigned long long)r->n_output, r->ask.n, r->d_name[0] ? r->d_name : "-",
-                 r->p_name[0] ? r->p_name : "-", timeline->data ? timeline->data : "");
-}
-
-static void tell_timeline(struct dmk_request *r, struct dmk_buf *text)
-{
-    dmk_buf_init(text, 4096);
-    r->timeline.end_ns = now_ns(r->all);
-    dmk_timeline_text(&r->timeline, text);
-}
-
-void dmk_request__fail(struct dmk_request *r, const struct dmk_api_error *error)
-{
-    struct dmk_buf timeline;
-    char result[32];
-
-    tell_timeline(r, &timeline);
-    (void)snprintf(result, sizeof(result), "%u", error->status);
-    log_end(r, result, &timeline);
-    count_status(r, error->status);
-    dmk_request__leave_workers(r, true);
-    r->front->fail(r->ud, error, dmk_buf_str(&timeline));
-    dmk_buf_fini(&timeline);
-    free_request(r);
-}
-
-void dmk_request__complete(struct dmk_request *r)
-{
-    struct dmk_stats *stats = r->all->conf.stats;
-    struct dmk_timeline *t = &r->timeline;
-    struct dmk_usage usage = {.n_prompt = (uint32_t)r->ask.prompt.len, .n_cached = r->n_cached};
-    struct dmk_buf timeline;
-    bool cut = false;
-
-    for (uint32_t i = 0; i < r->ask.n; i++) {
-        usage.n_output += r->choices[i].n_tokens;
-        usage.n_reasoning += r->choices[i].n_reasoning;
-        cut = cut || r->choices[i].cut;
-    }
-    tell_timeline(r, &timeline);
-    /* D has ended by itself unless a choice was cut here; a cancel too many does no harm. */
-    dmk_request__leave_workers(r, cut);
-    r->dialect->end(r->reply, &usage);
-    log_end(r, "200", &timeline);
-    count_status(r, 200);
-    dmk_counter_add(stats->prompt_tokens, usage.n_prompt);
-    dmk_counter_add(stats->cached_tokens, usage.n_cached);
-    dmk_histogram_observe(stats->e2e, (double)(t->end_ns - t->received_ns) / 1e9);
-    if (t->first_ns) {
-        dmk_histogram_observe(stats->decode_time, (double)(t->end_ns - t->first_ns) / 1e9);
-    }
-    dmk_histogram_observe(stats->request_prompt_tokens, usage.n_prompt);
-    dmk_histogram_observe(stats->request_generation_tokens, usage.n_output);
-    r->front->done(r->ud, dmk_buf_str(&timeline));
-    dmk_buf_fini(&timeline);
-    free_request(r);
-}
-
-static void end_abandoned(struct dmk_request *r)
-{
-    struct dmk_stats *stats = r->all->conf.stats;
-    struct dmk_buf timeline;
-
-    tell_timeline(r, &timeline);
-    log_end(r, "client_gone", &timeline);
-    dmk_buf_fini(&timeline);
-    dmk_counter_add(stats->success[DMK_N_FINISH], 1);
-    dmk_request__leave_workers(r, true);
-    r->front->release(r->ud);
-    free_request(r);
-}
-
 void dmk_request_abandon(struct dmk_request *r)
 {
     struct dmk_requests *all = r->all;
@@ -184,7 +65,7 @@ void dmk_request_abandon(struct dmk_request *r)
         dmk_request__touch(r);
         return;
     }
-    end_abandoned(r);
+    dmk_request__end_abandoned(r);
     dmk_requests__pump(all);
 }
 
@@ -200,8 +81,8 @@ static void frame(void *ud, const char *event, struct dmk_bytes payload)
 
 void dmk_request__touch(struct dmk_request *r)
 {
-    if (dmk_list_empty(&r->dirty)) {
-        dmk_list_push_back(&r->all->dirty, &r->dirty);
+    if (dmk_list_empty(&r->lead->dirty)) {
+        dmk_list_push_back(&r->all->dirty, &r->lead->dirty);
     }
 }
 
@@ -229,15 +110,6 @@ uint32_t dmk_requests__retry_after_s(const struct dmk_requests *all)
     return s < 1 ? 1 : s > 60 ? 60 : (uint32_t)(s + 0.5);
 }
 
-static void fail_busy(struct dmk_request *r, unsigned status, const char *code, const char *text)
-{
-    struct dmk_api_error error;
-
-    (void)dmk_api_fail(&error, status, code, "%s", text);
-    error.retry_after_s = dmk_requests__retry_after_s(r->all);
-    dmk_request__fail(r, &error);
-}
-
 static int make_reply(struct dmk_request *r)
 {
     const struct dmk_reply_conf conf = {
@@ -248,12 +120,37 @@ static int make_reply(struct dmk_request *r)
         .include_usage = r->ask.include_usage,
         .logprobs = r->ask.logprobs,
         .top_logprobs = r->ask.top_logprobs,
-        .n = r->ask.n,
+        .n = r->ask.n * (uint32_t)(1 + r->ask.n_more),
+        .note = dmk_buf_str(&r->ask.note),
         .sink = {frame, r},
     };
 
     r->reply = r->dialect->reply_new(&conf);
-    return r->reply ? dmk_request__output_init(r) : -DMK_ENOMEM;
+    return r->reply ? 0 : -DMK_ENOMEM;
+}
+
+/* Its parts wait for workers. */
+static void enter_queue(struct dmk_request *lead)
+{
+    struct dmk_requests *all = lead->all;
+
+    lead->begun = true;
+    lead->out_ns = lead->timeline.rendered_ns;
+    lead->front->begin(lead->ud, lead->ask.stream);
+    for (struct dmk_request *r = lead; r; r = dmk_request__next_part(r)) {
+        r->queue_deadline_ns =
+            lead->timeline.rendered_ns + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
+        dmk_request__queue(r, false);
+    }
+    dmk_requests__pump(all);
+}
+
+static void fail_out_of_memory(struct dmk_request *r)
+{
+    struct dmk_api_error error;
+
+    (void)dmk_api_fail(&error, 500, "out_of_memory", "no memory for the request");
+    dmk_request__fail(r, &error);
 }
 
 /* The job on the pool has ended. */
@@ -268,39 +165,28 @@ static void rendered(void *ud)
     dmk_histogram_observe(all->conf.stats->tokenize_time,
                           (double)(t->rendered_ns - t->received_ns) / 1e9);
     if (r->abandoned) {
-        end_abandoned(r);
-        return;
-    }
-    if (r->render_rc < 0) {
+        dmk_request__end_abandoned(r);
+    } else if (r->render_rc < 0) {
         dmk_request__fail(r, &r->render_error);
-        return;
-    }
-    if (all->aborting) {
-        fail_busy(r, 503, "draining", "this router is shutting down");
-        return;
-    }
-    if (!r->ask.has_seed) {
-        r->ask.seed = dmk_random_u64(); /* kept over attempts */
-        r->ask.has_seed = true;
-    }
-    if (make_reply(r) < 0) {
-        struct dmk_api_error error;
-
-        (void)dmk_api_fail(&error, 500, "out_of_memory", "no memory for the request");
-        dmk_request__fail(r, &error);
-        return;
-    }
-    if (all->n_waiting >= all->conf.conf->max_waiting) {
+    } else if (r->dialect->local) {
+        dmk_request__answer_local(r);
+    } else if (all->aborting) {
+        dmk_request__fail_busy(r, 503, "draining", "this router is shutting down");
+    } else if (all->n_waiting + 1 + r->ask.n_more > all->conf.conf->max_waiting ||
+               all->n_open + r->ask.n_more > all->conf.conf->max_requests) {
         dmk_counter_add(all->conf.stats->rejected_queue, 1);
-        fail_busy(r, 429, "queue_full", "too many requests are waiting");
-        return;
+        dmk_request__fail_busy(r, 429, "queue_full", "too many requests are waiting");
+    } else {
+        if (!r->ask.has_seed) {
+            r->ask.seed = dmk_random_u64(); /* kept over attempts */
+            r->ask.has_seed = true;
+        }
+        if (make_reply(r) < 0 || !dmk_request__split(r)) {
+            fail_out_of_memory(r);
+        } else {
+            enter_queue(r);
+        }
     }
-    r->begun = true;
-    r->out_ns = t->rendered_ns;
-    r->front->begin(r->ud, r->ask.stream);
-    r->queue_deadline_ns = t->rendered_ns + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
-    dmk_request__queue(r, false);
-    dmk_requests__pump(all);
 }
 
 static void set_limits(struct dmk_request *r)
@@ -312,15 +198,27 @@ static void set_limits(struct dmk_request *r)
         .max_conv_bytes = 2 * all->conf.conf->max_body_bytes + 65536,
         .max_messages = 4096,
         .max_tools = 512,
+        .max_context = dmk_requests__context(all),
         .date_unix_s = all->date_unix_s == -2 ? dmk_clock_unix_s() : all->date_unix_s,
     };
+}
+
+void dmk_request__link(struct dmk_request *r)
+{
+    struct dmk_requests *all = r->all;
+    struct dmk_request **bucket = &all->table[r->id.lo & (all->n_buckets - 1)];
+
+    r->next = *bucket;
+    *bucket = r;
+    dmk_list_push_back(&all->live, &r->node);
+    all->n_open++;
+    dmk_gauge_set(all->conf.stats->open_requests, all->n_open);
 }
 
 int dmk_request_start(struct dmk_requests *all, const struct dmk_request_conf *conf,
                       struct dmk_request **ret, struct dmk_api_error *reterr)
 {
     struct dmk_request *r;
-    struct dmk_request **bucket;
 
     if (all->draining) {
         (void)dmk_api_fail(reterr, 503, "draining", "this router is shutting down");
@@ -339,6 +237,9 @@ int dmk_request_start(struct dmk_requests *all, const struct dmk_request_conf *c
     r->front = conf->front;
     r->ud = conf->ud;
     r->body = conf->body;
+    r->lead = r;
+    r->n_parts_left = 1;
+    dmk_list_init(&r->parts);
     r->id = dmk_id128_random();
     dmk_id128_format(r->id, r->id_hex);
     (void)snprintf(r->request_id, sizeof(r->request_id), "%s",
@@ -359,35 +260,49 @@ int dmk_request_start(struct dmk_requests *all, const struct dmk_request_conf *c
         reterr->retry_after_s = 1;
         return -DMK_EFULL;
     }
-    bucket = &all->table[r->id.lo & (all->n_buckets - 1)];
-    r->next = *bucket;
-    *bucket = r;
-    dmk_list_push_back(&all->live, &r->node);
-    all->n_open++;
-    dmk_gauge_set(all->conf.stats->open_requests, all->n_open);
+    dmk_request__link(r);
     *ret = r;
     return 0;
 }
 
+/* Visits every request; a visit may free it and its other parts. */
+static void visit_all(struct dmk_requests *all,
+                      void (*visit)(struct dmk_request *r, const void *ud), const void *ud)
+{
+    struct dmk_list rest;
+
+    dmk_list_init(&rest);
+    dmk_list_take_all(&rest, &all->live);
+    while (!dmk_list_empty(&rest)) {
+        struct dmk_list *node = dmk_list_pop(&rest);
+
+        dmk_list_push_back(&all->live, node);
+        visit(dmk_container_of(node, struct dmk_request, node), ud);
+    }
+}
+
 /* ---------------------------------------------------------------- time */
 
-static void check_deadlines(struct dmk_request *r, uint64_t now)
+static void check_deadlines(struct dmk_request *r, const void *ud)
 {
+    const uint64_t now = *(const uint64_t *)ud;
+
     if (r->state == DMK_RENDERING) {
         return; /* bounded by the size of a body */
     }
     if (now >= r->deadline_ns) {
-        fail_busy(r, 503, "request_timeout", "the request took longer than this server allows");
+        dmk_request__fail_busy(r, 503, "request_timeout",
+                               "the request took longer than this server allows");
     } else if (r->state == DMK_WAITING && now >= r->queue_deadline_ns) {
         dmk_counter_add(r->all->conf.stats->rejected_deadline, 1);
-        fail_busy(r, 503, "no_capacity", "no worker had room for the request in time");
-    } else if (r->state != DMK_WAITING && now >= r->step_deadline_ns) {
+        dmk_request__fail_busy(r, 503, "no_capacity", "no worker had room for the request in time");
+    } else if (r->state != DMK_WAITING && r->state != DMK_OVER && now >= r->step_deadline_ns) {
         dmk_request__fail_attempt(r, DMK_CAUSE_TIMEOUT,
                                   r->state == DMK_RESERVING    ? "no answer to the reservation"
                                   : r->state == DMK_PREFILLING ? "no first token"
                                                                : "no further token",
                                   0);
-    } else if (r->ask.stream &&
+    } else if (r->lead == r && r->ask.stream &&
                now - r->out_ns >= r->all->conf.conf->keepalive_ms * DMK_NS_PER_MS) {
         r->out_ns = now;
         r->front->idle(r->ud);
@@ -398,12 +313,8 @@ static void tick(void *ud)
 {
     struct dmk_requests *all = ud;
     const uint64_t now = now_ns(all);
-    struct dmk_list *next;
 
-    for (struct dmk_list *at = all->live.next; at != &all->live; at = next) {
-        next = at->next;
-        check_deadlines(dmk_container_of(at, struct dmk_request, node), now);
-    }
+    visit_all(all, check_deadlines, &now);
     if (now - all->rate_ns >= RATE_WINDOW_NS) {
         const double rate = (double)all->rate_tokens * 1e9 / (double)(now - all->rate_ns);
 
@@ -444,7 +355,7 @@ static void flush_dirty(struct dmk_requests *all)
         }
         dmk_list_remove(&r->dirty);
         if (r->abandoned) {
-            end_abandoned(r);
+            dmk_request__end_abandoned(r);
         } else {
             r->flushed_ns = now;
             r->front->flush(r->ud);
@@ -473,25 +384,32 @@ static void on_batch_end(void *ud)
     dmk_requests__pump(all);
 }
 
+struct down {
+    struct dmk_worker *worker;
+    const char *why;
+};
+
+static void leave_lost(struct dmk_request *r, const void *ud)
+{
+    const struct down *down = ud;
+
+    if (r->d == down->worker || (r->p == down->worker && r->state != DMK_DECODING)) {
+        dmk_request__fail_attempt(r, DMK_CAUSE_PEER, down->why, 0);
+    } else if (r->p == down->worker) {
+        r->p->n_requests--;
+        r->p->n_tokens -= r->p_tokens;
+        r->p_tokens = 0;
+        r->p = NULL;
+    }
+}
+
 static void on_down(void *ud, struct dmk_worker *worker, const char *why)
 {
     struct dmk_requests *all = ud;
-    struct dmk_list *next;
+    const struct down down = {worker, why};
 
     all->in_batch = true;
-    for (struct dmk_list *at = all->live.next; at != &all->live; at = next) {
-        struct dmk_request *r = dmk_container_of(at, struct dmk_request, node);
-
-        next = at->next;
-        if (r->d == worker || (r->p == worker && r->state != DMK_DECODING)) {
-            dmk_request__fail_attempt(r, DMK_CAUSE_PEER, why, 0);
-        } else if (r->p == worker) {
-            worker->n_requests--;
-            worker->n_tokens -= r->p_tokens;
-            r->p_tokens = 0;
-            r->p = NULL;
-        }
-    }
+    visit_all(all, leave_lost, &down);
 }
 
 static void on_change(void *ud)
@@ -608,17 +526,16 @@ void dmk_requests_drain(struct dmk_requests *requests)
     requests->draining = true;
 }
 
+static void abort_one(struct dmk_request *r, const void *ud)
+{
+    (void)ud;
+    if (r->state != DMK_RENDERING) {
+        dmk_request__fail_busy(r, 503, "draining", "this router is shutting down");
+    }
+}
+
 void dmk_requests_abort_all(struct dmk_requests *requests)
 {
-    struct dmk_list *next;
-
     requests->aborting = true;
-    for (struct dmk_list *at = requests->live.next; at != &requests->live; at = next) {
-        struct dmk_request *r = dmk_container_of(at, struct dmk_request, node);
-
-        next = at->next;
-        if (r->state != DMK_RENDERING) {
-            fail_busy(r, 503, "draining", "this router is shutting down");
-        }
-    }
+    visit_all(requests, abort_one, NULL);
 }

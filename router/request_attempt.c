@@ -181,19 +181,24 @@ static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forc
     }
 }
 
+uint32_t dmk_requests__context(const struct dmk_requests *all)
+{
+    const uint32_t fleet = all->fleet ? dmk_fleet_max_context(all->fleet) : 0;
+    const uint32_t conf = all->conf.conf->max_context;
+
+    return conf > 0 && conf < fleet ? conf : fleet;
+}
+
 /* False: the request must wait, and so must those behind it. */
 static bool admit(struct dmk_request *r)
 {
     struct dmk_requests *all = r->all;
     const struct dmk_router_conf *conf = all->conf.conf;
-    const uint32_t fleet_context = dmk_fleet_max_context(all->fleet);
-    const uint32_t context = conf->max_context && (conf->max_context < fleet_context)
-                                 ? conf->max_context
-                                 : fleet_context;
+    const uint32_t context = dmk_requests__context(all);
     struct dmk_worker *d;
     bool has_p;
 
-    if (fleet_context == 0) {
+    if (context == 0) {
         return false;
     }
     if (!fit_context(r, context)) {
@@ -449,7 +454,7 @@ void dmk_request__on_event(struct dmk_requests *all, struct dmk_worker *w,
     const Damask__V1__RequestId *id = id_of(e);
     struct dmk_request *r = id ? find(all, id) : NULL;
 
-    if (!r || r->abandoned || id->attempt != r->attempt || (w != r->d && w != r->p)) {
+    if (!r || r->lead->abandoned || id->attempt != r->attempt || (w != r->d && w != r->p)) {
         dmk_counter_add(all->conf.stats->stale_events, 1);
         return;
     }

@@ -1,6 +1,10 @@
-/* What the files of the request share: request.c (life), request_attempt.c (workers),
- * request_pick.c (which), request_send.c (messages), request_output.c (tokens to events),
- * request_render.c (the job on the pool). */
+/* What the files of the request share: request.c (life), request_end.c (its end), request_parts.c (several
+ * prompts), request_attempt.c (workers), request_pick.c (which), request_send.c (messages), request_output.c
+ * (tokens to events), request_render.c (the job on the pool).
+ *
+ * A request with several prompts has one part for each: a dmk_request of its own with its own workers,
+ * retries and choices. The first, the lead, owns what the client sees: body, reply and front. Parts that have
+ * ended stay until all have; the failure of one is the failure of all. */
 #pragma once
 
 #include "common/base/list.h"
@@ -9,7 +13,14 @@
 #include "router/stop.h"
 #include "router/timeline.h"
 
-enum dmk_request_state { DMK_RENDERING, DMK_WAITING, DMK_RESERVING, DMK_PREFILLING, DMK_DECODING };
+enum dmk_request_state {
+    DMK_RENDERING,
+    DMK_WAITING,
+    DMK_RESERVING,
+    DMK_PREFILLING,
+    DMK_DECODING,
+    DMK_OVER, /* a part that waits for the others */
+};
 
 /* A token whose log-probability was asked for, until the text that it makes goes out. */
 struct dmk_lp_record {
@@ -36,6 +47,7 @@ struct dmk_choice {
     struct dmk_stop stop; /* n = 0: no stop strings */
     uint32_t n_tokens;
     uint32_t n_reasoning;
+    double sum_logprobs; /* of its tokens, where choices are ranked */
     uint64_t last_token_ns;
     bool ended; /* nothing of it goes out any more */
     bool cut;   /* ended by the router: a stop string, or the first call where only one is wanted */
@@ -59,6 +71,12 @@ struct dmk_request {
     enum dmk_request_state state;
     bool abandoned; /* the client left while somebody else was at work with this */
 
+    struct dmk_request *lead; /* itself, or the one whose part this is */
+    struct dmk_list parts;    /* of a lead: the others; of another: its node there */
+    uint32_t n_parts_left;    /* of a lead: parts that have not ended */
+    uint32_t first_choice;    /* of this part in the reply */
+    struct dmk_usage usage;   /* of a lead: what ended parts have used */
+
     const struct dmk_dialect *dialect;
     const struct dmk_format *format;
     const struct dmk_front *front;
@@ -68,6 +86,7 @@ struct dmk_request {
     struct dmk_ask ask;
     int render_rc;
     struct dmk_api_error render_error;
+    struct dmk_buf local; /* the whole answer of a dialect that asks no worker */
 
     void *reply;
     bool begun;                 /* front->begin was called */
@@ -117,17 +136,37 @@ struct dmk_requests {
 };
 
 /* ---- request.c */
-/* Ends the request with a failure. */
-void dmk_request__fail(struct dmk_request *r, const struct dmk_api_error *error);
-/* All choices have ended: usage, timeline, end. */
-void dmk_request__complete(struct dmk_request *r);
+/* Gives a new or another request its place among all. */
+void dmk_request__link(struct dmk_request *r);
 /* In front of those that wait, or behind them. */
 void dmk_request__queue(struct dmk_request *r, bool front);
 void dmk_request__touch(struct dmk_request *r);
 /* Seconds a client should wait: what waits, by the rate at which prompts get through. */
 uint32_t dmk_requests__retry_after_s(const struct dmk_requests *all);
 
+/* ---- request_end.c: each of these may free every part of r's request */
+/* Ends the request with a failure. */
+void dmk_request__fail(struct dmk_request *r, const struct dmk_api_error *error);
+/* The same with a hint when to come again. */
+void dmk_request__fail_busy(struct dmk_request *r, unsigned status, const char *code,
+                            const char *text);
+/* All choices of this part have ended. */
+void dmk_request__complete(struct dmk_request *r);
+/* The answer that no worker was asked for. */
+void dmk_request__answer_local(struct dmk_request *r);
+void dmk_request__end_abandoned(struct dmk_request *r);
+
+/* ---- request_parts.c */
+/* Makes the other parts of a lead that was rendered. False: it has failed. */
+bool dmk_request__split(struct dmk_request *lead);
+/* The part after r, or NULL; begin with the lead. */
+struct dmk_request *dmk_request__next_part(const struct dmk_request *r);
+/* Tells the dialect which choices are shown, where not all are. */
+void dmk_request__rank(struct dmk_request *lead);
+
 /* ---- request_attempt.c */
+/* Tokens of prompt and answer that fit; 0: no decode worker is up. */
+uint32_t dmk_requests__context(const struct dmk_requests *all);
 /* Gives waiting requests to workers, in order, until one must wait. */
 void dmk_requests__pump(struct dmk_requests *all);
 void dmk_request__on_event(struct dmk_requests *all, struct dmk_worker *w,

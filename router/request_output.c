@@ -89,7 +89,8 @@ static void send_echo(struct dmk_choice *c)
     if (r->prompt_lps.n > 0) {
         lps = show(all, r->prompt_lps.items, r->prompt_lps.n);
     }
-    r->dialect->prompt(r->reply, c->index, dmk_buf_str(&text), lps, lps ? r->prompt_lps.n : 0);
+    r->dialect->prompt(r->lead->reply, r->first_choice + c->index, dmk_buf_str(&text), lps,
+                       lps ? r->prompt_lps.n : 0);
     dmk_buf_fini(&text);
 }
 
@@ -98,7 +99,7 @@ static void emit(struct dmk_choice *c, const struct dmk_event *event, const stru
 {
     struct dmk_request *r = c->request;
 
-    r->dialect->event(r->reply, c->index, event, lps, n_lps);
+    r->dialect->event(r->lead->reply, r->first_choice + c->index, event, lps, n_lps);
 }
 
 /* Content that surely goes out, with the tokens that begin in it. */
@@ -266,7 +267,7 @@ static void end_choice(struct dmk_choice *c, bool by_length)
     c->n_reasoning =
         result.n_reasoning_tokens < c->n_tokens ? result.n_reasoning_tokens : c->n_tokens;
     send_echo(c);
-    r->dialect->choice_end(r->reply, c->index, finish);
+    r->dialect->choice_end(r->lead->reply, r->first_choice + c->index, finish);
     r->n_ended++;
     dmk_counter_add(r->all->conf.stats->success[finish], 1);
     for (int i = 0; i < DMK_N_REPAIRS; i++) {
@@ -326,6 +327,7 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
     for (size_t i = 0; i < t->n_ids && !c->ended; i++) {
         c->n_tokens++;
         r->n_output++;
+        c->sum_logprobs += i < t->n_logprobs ? (double)t->logprobs[i] : 0;
         if (r->ask.logprobs) {
             note_logprobs(c, t, i);
         }

@@ -42,6 +42,12 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
     } else if (ask->text.len > 0) {
         dmk_encode(vocab, scratch, dmk_buf_str(&ask->text), &ask->prompt);
     }
+    for (size_t i = 0; i < ask->n_more; i++) {
+        struct dmk_ask_prompt *more = &ask->more[i];
+
+        dmk_encode(vocab, scratch, dmk_buf_str(&more->text), &more->ids);
+        ask->prompt.failed = ask->prompt.failed || more->ids.failed;
+    }
     if (ask->prompt.failed) {
         return dmk_api_bad_code(&r->render_error, "context_length_exceeded",
                                 ask->conv ? "messages" : "prompt",
@@ -59,7 +65,7 @@ void dmk_request__render(void *ud)
     if (r->render_rc < 0) {
         return;
     }
-    if (!knows_model(r->all->conf.conf, r->ask.model)) {
+    if (r->ask.model[0] && !knows_model(r->all->conf.conf, r->ask.model)) {
         char quoted[68];
 
         r->render_rc = dmk_api_fail(&r->render_error, 404, "model_not_found",
@@ -75,6 +81,9 @@ void dmk_request__render(void *ud)
                                     "the prompt could not be rendered");
     } else {
         r->render_rc = render(r, scratch);
+    }
+    if (r->render_rc == 0 && r->dialect->local) {
+        r->dialect->local(r->all->conf.vocab, &r->limits, &r->ask, &r->local);
     }
     dmk_bpe_scratch_free(&scratch);
 }

@@ -57,7 +57,7 @@ int dmk_request__send_generate(struct dmk_request *r)
     s.n_bias_ids = s.n_bias_values = ask->n_bias;
     s.bias_ids = bias_ids;
     s.bias_values = bias_values;
-    s.logprobs = ask->logprobs;
+    s.logprobs = ask->logprobs || ask->n_shown > 0; /* ranked by them */
     s.top_logprobs = ask->top_logprobs;
     g.id = &id;
     g.n_prompt = ask->prompt.len;

@@ -12,6 +12,7 @@ struct dmk_router {
     struct dmk_fleet *fleet;
     bool draining;
     int64_t started_unix_s;
+    struct dmk_buf openapi; /* the served description of the API */
 };
 
 /* May serve: a decode worker is up, and a prefill worker too unless decode workers may do its work.

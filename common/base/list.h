@@ -45,4 +45,16 @@ static inline struct dmk_list *dmk_list_pop(struct dmk_list *head)
     return node;
 }
 
+/* Moves all nodes of one list to the end of another. */
+static inline void dmk_list_take_all(struct dmk_list *to, struct dmk_list *from)
+{
+    if (!dmk_list_empty(from)) {
+        from->next->prev = to->prev;
+        from->prev->next = to;
+        to->prev->next = from->next;
+        to->prev = from->prev;
+        dmk_list_init(from);
+    }
+}
+
 #define dmk_container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))

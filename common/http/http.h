@@ -65,6 +65,8 @@ void dmk_http_respond(struct dmk_http_req *req, unsigned status, const char *con
 void dmk_http_begin(struct dmk_http_req *req, unsigned status, const char *content_type,
                     const char *extra);
 int64_t dmk_http_write(struct dmk_http_req *req, struct dmk_str bytes);
+/* The connection ends with this answer. */
+void dmk_http_last(struct dmk_http_req *req);
 /* After this req is gone; without a begin before it, answers 500. */
 void dmk_http_end(struct dmk_http_req *req);
 /* Breaks the connection so that the client sees an unfinished body. After this req is gone. */

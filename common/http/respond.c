@@ -290,6 +290,13 @@ int64_t dmk_http_write(struct dmk_http_req *req, struct dmk_str bytes)
     return (int64_t)dmk_http__conn_waiting(conn);
 }
 
+void dmk_http_last(struct dmk_http_req *req)
+{
+    if (req->conn) {
+        req->conn->close_after = true;
+    }
+}
+
 void dmk_http_end(struct dmk_http_req *req)
 {
     if (!req->begun && req->conn) {

@@ -43,6 +43,60 @@ def cluster(build, model):
         yield c
 
 
+@pytest.fixture
+def workers():
+    """Makes workers of paper, and ends them."""
+    from fake_worker import FakeWorker
+
+    made = []
+
+    def make(role, **kw):
+        made.append(FakeWorker(role, **kw))
+        return made[-1]
+
+    yield make
+    for w in made:
+        w.kill()
+
+
+@pytest.fixture
+def pair(workers):
+    """One decode and one prefill worker of paper, and a router."""
+    from router_test import HELLO, Router, says
+
+    d, p = workers("decode", script=says(HELLO)), workers("prefill")
+    with Router(prefill=[p], decode=[d]) as r:
+        r.wait_ready({"prefill": 1, "decode": 1})
+        yield r, d, p
+
+
+@pytest.fixture(scope="module")
+def paper_cluster():
+    from fake_worker import FakeWorker
+    from router_test import Router
+
+    d, p = FakeWorker("decode"), FakeWorker("prefill")
+    with Router(prefill=[p], decode=[d]) as r:
+        r.wait_ready({"prefill": 1, "decode": 1})
+        yield r, d, p
+    d.kill()
+    p.kill()
+
+
+@pytest.fixture
+def paper(paper_cluster):
+    """As pair, but one for all tests of a file, which kill nobody; each begins with clean workers."""
+    from router_test import HELLO, says
+
+    r, d, p = paper_cluster
+    d.script, d.on_generate, p.on_prefill, d.token_delay_s = says(HELLO), None, None, 0.0
+    with d.lock, p.lock:
+        d.seen.clear()
+        p.seen.clear()
+        d.cancels.clear()
+    return r, d, p
+
+
 def pools_balance(worker, limit_s=10):
     """Waits until the worker is idle, then checks free + cached + leased + draining == total."""
     deadline = time.monotonic() + limit_s

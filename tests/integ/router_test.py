@@ -10,10 +10,30 @@ import subprocess
 import tempfile
 import time
 
+import tiktoken
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
 VOCAB = ROOT / ".deps" / "vocab" / "o200k_base.tiktoken"
 MODEL = "gpt-oss-test"
+
+os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(ROOT / ".deps" / "vocab"))
+harmony = tiktoken.get_encoding("o200k_harmony")
+
+
+def ids(text):
+    return harmony.encode(text, allowed_special="all")
+
+
+def says(text):
+    return lambda generate, choice: ids(text)
+
+
+HELLO = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>Hello there!<|return|>"
+LONG = "<|channel|>final<|message|>" + " word" * 400 + "<|return|>"
+TWO_CALLS = ('<|channel|>commentary to=functions.a json<|message|>{"i":1}<|end|><|start|>assistant'
+             '<|channel|>commentary to=functions.b json<|message|>{"i":2}<|call|>')
+TOOLS = [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in "ab"]
 
 
 class Router:
@@ -119,3 +139,26 @@ def events(text):
             assert block.startswith("data: "), block
             payloads.append(json.loads(block[6:]))
     return payloads, comments
+
+
+def gather(payloads):
+    """What the chunks of a stream say, by choice."""
+    out = {}
+    for chunk in payloads:
+        for c in chunk["choices"]:
+            o = out.setdefault(c["index"], {"role": 0, "content": "", "reasoning": "", "calls": [], "finish": None,
+                                            "lps": []})
+            assert o["finish"] is None, "a chunk after its choice had finished"
+            delta = c["delta"]
+            o["role"] += "role" in delta
+            o["content"] += delta.get("content") or ""
+            o["reasoning"] += delta.get("reasoning") or ""
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(o["calls"]) and call["type"] == "function"
+                    o["calls"].append([call["id"], call["function"]["name"], ""])
+                o["calls"][call["index"]][2] += call["function"]["arguments"]
+            o["finish"] = c["finish_reason"]
+            o["lps"] += (c["logprobs"] or {"content": []})["content"]
+    return out

@@ -196,7 +196,7 @@ def test_other_errors(client, cluster):
         client.chat.completions.create(model=MODEL, messages=HI, max_tokens=100_000_000)
     assert e.value.body["code"] == "context_length_exceeded"
     status, headers, data = raw(cluster, "GET", "/v1/chat/completions")
-    assert status == 405 and headers["allow"] == "POST" and json.loads(data)["error"]
+    assert status == 405 and headers["allow"] == "POST, OPTIONS" and json.loads(data)["error"]
     status, _, data = raw(cluster, "GET", "/v1/nothing")
     assert status == 404 and json.loads(data)["error"]
     status, _, data = raw(cluster, "POST", "/v1/chat/completions", "{:")

@@ -13,75 +13,10 @@ import time
 
 import grpc
 import pytest
-import tiktoken
 
 import fake_worker
 from fake_worker import CALL, RETURN, FakeWorker, key_of, pb
-from router_test import MODEL, ROOT, Router, events
-
-os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(ROOT / ".deps" / "vocab"))
-harmony = tiktoken.get_encoding("o200k_harmony")
-
-
-def ids(text):
-    return harmony.encode(text, allowed_special="all")
-
-
-def says(text):
-    return lambda generate, choice: ids(text)
-
-
-HELLO = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>Hello there!<|return|>"
-LONG = "<|channel|>final<|message|>" + " word" * 400 + "<|return|>"
-TWO_CALLS = ('<|channel|>commentary to=functions.a json<|message|>{"i":1}<|end|><|start|>assistant'
-             '<|channel|>commentary to=functions.b json<|message|>{"i":2}<|call|>')
-TOOLS = [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in "ab"]
-
-
-@pytest.fixture
-def workers():
-    made = []
-
-    def make(role, **kw):
-        made.append(FakeWorker(role, **kw))
-        return made[-1]
-
-    yield make
-    for w in made:
-        w.kill()
-
-
-@pytest.fixture
-def pair(workers):
-    """One decode and one prefill worker and a router."""
-    d, p = workers("decode", script=says(HELLO)), workers("prefill")
-    with Router(prefill=[p], decode=[d]) as r:
-        r.wait_ready({"prefill": 1, "decode": 1})
-        yield r, d, p
-
-
-def gather(payloads):
-    """What the chunks of a stream say, by choice."""
-    out = {}
-    for chunk in payloads:
-        for c in chunk["choices"]:
-            o = out.setdefault(c["index"], {"role": 0, "content": "", "reasoning": "", "calls": [], "finish": None,
-                                            "lps": []})
-            assert o["finish"] is None, "a chunk after its choice had finished"
-            delta = c["delta"]
-            o["role"] += "role" in delta
-            o["content"] += delta.get("content") or ""
-            o["reasoning"] += delta.get("reasoning") or ""
-            assert delta.get("reasoning") == delta.get("reasoning_content")
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    assert call["index"] == len(o["calls"]) and call["type"] == "function"
-                    o["calls"].append([call["id"], call["function"]["name"], ""])
-                o["calls"][call["index"]][2] += call["function"]["arguments"]
-            o["finish"] = c["finish_reason"]
-            o["lps"] += (c["logprobs"] or {"content": []})["content"]
-    return out
-
+from router_test import HELLO, LONG, MODEL, ROOT, TOOLS, TWO_CALLS, Router, events, gather, harmony, ids, says
 
 # ---------------------------------------------------------------- answers
 
@@ -280,7 +215,7 @@ def test_completions(pair):
     payloads, _ = events(data.decode())
     assert "".join(c["choices"][0]["text"] for c in payloads) == " brown fox"
     assert [c["choices"][0]["finish_reason"] for c in payloads] == [None, None, "stop"]
-    for bad in ({"prompt": ""}, {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": [1, "a"]}, {"prompt": [300000]},
+    for bad in ({"prompt": ""}, {"prompt": []}, {"prompt": ["a", ""]}, {"prompt": [1, "a"]}, {"prompt": [300000]},
                 {"prompt": "a", "suffix": "b"}, {"prompt": "a", "logprobs": True}, {}):
         status, _, data = r.request("POST", "/v1/completions", {"model": MODEL, **bad})
         assert status == 400 and json.loads(data)["error"]["type"] == "invalid_request_error", bad
@@ -301,7 +236,7 @@ def test_errors(pair):
     check(404, "not_found", "GET", "/v1/nothing")
     check(404, "not_found", "POST", "/v2/x", "{}")
     h, _ = check(405, "method_not_allowed", "GET", chat)
-    assert h["allow"] == "POST"
+    assert h["allow"] == "POST, OPTIONS"
     h, _ = check(405, "method_not_allowed", "DELETE", "/v1/models")
     assert h["allow"].split(", ")[0] == "GET"
     check(404, "model_not_found", "GET", "/v1/models/..%2f..%2fetc%2fpasswd")

@@ -25,13 +25,19 @@ static void test_bad_bodies(void **state)
         {"{\"model\":\"m\"}", "prompt"},
         {"{\"model\":\"m\",\"prompt\":\"\"}", "prompt"},
         {"{\"model\":\"m\",\"prompt\":[]}", "prompt"},
-        {"{\"model\":\"m\",\"prompt\":[\"a\",\"b\"]}", "prompt"},
-        {"{\"model\":\"m\",\"prompt\":[[1],[2]]}", "prompt"},
+        {"{\"model\":\"m\",\"prompt\":[\"a\",\"\"]}", "prompt[1]"},
+        {"{\"model\":\"m\",\"prompt\":[\"a\",5]}", "prompt[1]"},
+        {"{\"model\":\"m\",\"prompt\":[[1],[]]}", "prompt[1]"},
+        {"{\"model\":\"m\",\"prompt\":[[1],[2,\"x\"]]}", "prompt[1]"},
+        {"{\"model\":\"m\",\"prompt\":[\"a\",\"b\",\"c\"],\"n\":2}", "prompt"},
+        {"{\"model\":\"m\",\"prompt\":[{}]}", "prompt[0]"},
         {"{\"model\":\"m\",\"prompt\":[1,\"a\"]}", "prompt"},
         {"{\"model\":\"m\",\"prompt\":[1,-1]}", "prompt"},
         {"{\"model\":\"m\",\"prompt\":[201088]}", "prompt"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix"},
-        {"{\"model\":\"m\",\"prompt\":\"a\",\"best_of\":2}", "best_of"},
+        {"{\"model\":\"m\",\"prompt\":\"a\",\"best_of\":1,\"n\":2}", "best_of"},
+        {"{\"model\":\"m\",\"prompt\":\"a\",\"best_of\":5}", "best_of"},
+        {"{\"model\":\"m\",\"prompt\":\"a\",\"best_of\":2,\"stream\":true}", "best_of"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens"},
@@ -72,6 +78,33 @@ static void test_prompts(void **state)
     assert_int_equal(ask.prompt.data[2], 7);
     assert_true(ask.has_max_tokens && ask.max_tokens == 3 && ask.logprobs && ask.echo);
     assert_int_equal(ask.top_logprobs, 0);
+    dmk_ask_fini(&ask);
+
+    assert_int_equal(
+        parse("{\"model\":\"m\",\"prompt\":[\"a\",[5,6.0]],\"best_of\":2}", &ask, &error), 0);
+    assert_string_equal(ask.text.data, "a");
+    assert_int_equal(ask.n_more, 1);
+    assert_int_equal(ask.more[0].ids.len, 2);
+    assert_true(ask.n == 2 && ask.n_shown == 1);
+    dmk_ask_fini(&ask);
+}
+
+static void test_parts_share_the_ask(void **state)
+{
+    struct dmk_api_error error = {0};
+    struct dmk_ask ask, part;
+
+    (void)state;
+    assert_int_equal(
+        parse("{\"model\":\"m\",\"prompt\":[\"a\",\"b\"],\"stop\":\"x\",\"logit_bias\":{\"5\":1}}",
+              &ask, &error),
+        0);
+    dmk_ask_split(&ask, 0, &part);
+    assert_string_equal(part.text.data, "b");
+    assert_true(dmk_str_is(part.stops[0], "x") && part.n_bias == 1);
+    assert_string_equal(ask.text.data, "a");
+    dmk_ask_fini(&part);
+    assert_true(dmk_str_is(ask.stops[0], "x"));
     dmk_ask_fini(&ask);
 }
 
@@ -150,6 +183,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_bodies),
         cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_parts_share_the_ask),
         cmocka_unit_test(test_answers),
     };
 

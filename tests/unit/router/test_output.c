@@ -89,7 +89,7 @@ static const struct dmk_dialect ear = {.name = "ear", .event = hear_event, .choi
 static void play(struct fixture *f, const struct dmk_ids *ids, const char *stop, bool one_call,
                  uint64_t seed, struct heard *h)
 {
-    struct dmk_request r = {.all = &f->all, .dialect = &ear, .reply = h};
+    struct dmk_request r = {.lead = &r, .all = &f->all, .dialect = &ear, .reply = h};
     Damask__V1__Finished finished = DAMASK__V1__FINISHED__INIT;
     float logprobs[16] = {0};
 
@@ -186,7 +186,7 @@ static void test_gaps_are_refused(void **state)
 {
     struct fixture *f = *state;
     struct heard h = {.last = -1};
-    struct dmk_request r = {.all = &f->all, .dialect = &ear, .reply = &h};
+    struct dmk_request r = {.lead = &r, .all = &f->all, .dialect = &ear, .reply = &h};
     Damask__V1__Tokens t = DAMASK__V1__TOKENS__INIT;
     Damask__V1__Finished finished = DAMASK__V1__FINISHED__INIT;
     uint32_t id = DMK_TOKEN_CHANNEL;
