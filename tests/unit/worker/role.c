@@ -223,7 +223,8 @@ static uint32_t block_events(void *ud, struct dmk_kv_prefix_event *ret, uint32_t
     struct test_role *r = ud;
     uint32_t n = 0;
 
-    *ret_lost = atomic_exchange(&r->lose_blocks, 0) != 0;
+    *ret_lost = atomic_exchange(&r->lose_blocks, 0) != 0 ||
+                (atomic_load(&r->n_changes) > 0 && atomic_exchange(&r->lose_others, 0) != 0);
     while (n < cap && atomic_load(&r->n_changes) > 0) {
         const int k = atomic_fetch_sub(&r->n_changes, 1);
 

@@ -19,6 +19,7 @@ struct test_role {
         n_tick;
     atomic_int n_quiet, n_closed_word, n_peer_report;
     atomic_int lose_blocks; /* the next take of block events says that some were lost */
+    atomic_int lose_others; /* so does the next take that brings some */
     atomic_int n_changes;   /* block changes to be told */
 
     struct dmk_worker *worker;

@@ -610,6 +610,13 @@ static void prefixes_are_listed_in_parts_and_changes_follow(void **state)
     run_until(a_has);
     assert_true(a.events[5]->blocks->snapshot);
     assert_int_equal(a.events[5]->blocks->n_added, 512);
+    /* One of several caches has lost its changes, another has one to tell: both must be heard of. */
+    atomic_store(&role.lose_others, 1);
+    atomic_store(&role.n_changes, 1);
+    want_events = 12;
+    run_until(a_has);
+    assert_int_equal(a.events[8]->blocks->n_added, 1);
+    assert_true(a.events[9]->blocks->snapshot);
 }
 
 /* promtool objects to the ':' of vLLM's names, which can not be helped, and to nothing else. */
