@@ -65,6 +65,7 @@ struct dmk_linear_args {
     float *y_f32;         /* [n_rows][y_stride] */
     uint64_t w_stride, x_stride, y_stride;
     uint32_t n_rows, n_out, k, n_slices;
+    uint32_t n_whole; /* outputs of the weight over all ranks, 0: n_out; a device cuts its sums by it */
 };
 
 /* In place, pairs (i, i+32): a' = bf16(a*cos - b*sin), b' = bf16(b*cos + a*sin), each product rounded. */
@@ -131,9 +132,9 @@ struct dmk_attn_args {
     bool fresh;
     /* For devices; hosts have packed rows and walk the tiles. */
     uint64_t q_stride, kv_stride; /* of q, and of k and v; 0: packed */
-    /* Not NULL: a decode step. Every sequence has at most one row (n_tokens 0: padding of a batch bucket, whose
-     * rows of out are not read), tiles are not looked at, and splits holds the pieces of the rows of full
-     * layers in any order. Counts are read on the device, since a captured graph runs with other ones. */
+    /* Not NULL: tiles cover the sequences of several tokens only, and splits the rows of the others, in any
+     * order (on sliding layers such a row is one piece, and splits is not looked at). A sequence without tokens
+     * pads a batch bucket. Counts are read on the device, since a captured graph runs with other ones. */
     const struct dmk_attn_split *splits; /* [*n_splits] */
     const uint32_t *n_splits;            /* device memory; at most max_splits */
     uint32_t max_splits;

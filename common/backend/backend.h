@@ -1,7 +1,8 @@
 /* The narrow door to a device: memory, streams, events, graphs, and which kernels run there.
  *
  * A backend is one device as one rank's thread drives it; nothing in it is thread-safe. open, alloc and
- * the making of events and graphs happen at start; the rest is the step path and never allocates.
+ * the making of events and graphs happen at start; the rest is the step path and never allocates. A thread
+ * that has not driven the backend before calls bind first.
  *
  * On the host ("cpu", and "ref" with the plain kernels) a stream is a team of threads and every call on
  * it has finished when it returns, so events are always done and there are no graphs. A device queues:
@@ -32,11 +33,21 @@ struct dmk_backend_conf {
     uint32_t max_k;      /* columns of the widest matrix, for scratch memory */
 };
 
+/* Random contents, made where the memory is: weights of full-size models that no disk holds. */
+enum dmk_fill {
+    DMK_FILL_BF16,   /* a bell of standard deviation scale */
+    DMK_FILL_CODES,  /* any bytes: MXFP4 codes */
+    DMK_FILL_SCALES, /* UE8M0 of 2^-7 to 2^-4 */
+    DMK_FILL_ONES,   /* bf16 */
+};
+
 struct dmk_backend_ops {
     const char *name;
+    bool async; /* a device: calls queue, and memory of DMK_MEM_DEVICE is not the host's to touch */
     int (*open)(const struct dmk_backend_conf *conf, struct dmk_backend **ret,
                 struct dmk_error *reterr);
     void (*close)(struct dmk_backend *be);
+    void (*bind)(struct dmk_backend *be); /* NULL: nothing to do */
     int (*alloc)(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr);
     void (*free)(struct dmk_backend *be, enum dmk_mem mem, void *ptr, size_t bytes);
     struct dmk_stream *(*stream)(struct dmk_backend *be, enum dmk_stream_id id);
@@ -49,12 +60,19 @@ struct dmk_backend_ops {
     void (*record)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
     void (*wait)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
     int (*query)(struct dmk_backend *be, struct dmk_event *event);
+    int (*wait_host)(struct dmk_backend *be,
+                     struct dmk_event *event); /* blocks; 0 or -DMK_EDEVICE */
     /* All four, or none where a device has no graphs (checked by dmk_backend_open). */
     int (*graph_begin)(struct dmk_backend *be, struct dmk_stream *stream);
     int (*graph_end)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph **ret);
     int (*graph_run)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph *graph);
     void (*graph_free)(struct dmk_backend *be, struct dmk_graph *graph);
     void (*kernels)(struct dmk_backend *be, struct dmk_kernels *ret_kernels);
+    /* Of async backends only. bytes is a multiple of 16 (the rest stays as it is). */
+    void (*fill)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,
+                 enum dmk_fill kind, float scale, uint64_t seed);
+    const char *(*describe)(struct dmk_backend *be,
+                            struct dmk_stream *stream); /* the stream's error */
 };
 
 /* Every implementation's struct begins with this. */

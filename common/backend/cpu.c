@@ -121,6 +121,13 @@ static int event_done(struct dmk_backend *be, struct dmk_event *event)
     return 1;
 }
 
+static int event_wait(struct dmk_backend *be, struct dmk_event *event)
+{
+    (void)be;
+    (void)event;
+    return 0;
+}
+
 static void kernels_fast(struct dmk_backend *be, struct dmk_kernels *ret_kernels)
 {
     (void)be;
@@ -147,6 +154,7 @@ const struct dmk_backend_ops dmk_backend_cpu = {
     .record = event_noop,
     .wait = event_noop,
     .query = event_done,
+    .wait_host = event_wait,
     .kernels = kernels_fast,
 };
 
@@ -164,5 +172,6 @@ const struct dmk_backend_ops dmk_backend_ref = {
     .record = event_noop,
     .wait = event_noop,
     .query = event_done,
+    .wait_host = event_wait,
     .kernels = kernels_plain,
 };

@@ -101,12 +101,26 @@ __device__ __forceinline__ float dmk_round_bf16(float x)
     return __bfloat162float(__float2bfloat16_rn(x));
 }
 
-/* exp to about 2 ulp, with one order of operations on every device. */
+/* dmk_expf of kernels/numeric.h, to the bit. */
 __device__ __forceinline__ float dmk_cuda_expf(float x)
 {
-    return exp2f(x * 1.44269504088896341f);
+    float y = fminf(fmaxf(x, -87.3f), 89.0f);
+    float t = fmaf(y, 0x1.715476p+0f, 0x1.8p23f);
+    int32_t n = __float_as_int(t) - 0x4b400000;
+    float nf = t - 0x1.8p23f;
+    float r = fmaf(nf, 0x1.bd0106p-13f, fmaf(nf, -0x1.63p-1f, y));
+    float p = fmaf(1.9875691500e-4f, r, 1.3981999507e-3f);
+    p = fmaf(p, r, 8.3334519073e-3f);
+    p = fmaf(p, r, 4.1665795894e-2f);
+    p = fmaf(p, r, 1.6666665459e-1f);
+    p = fmaf(p, r, 5.0000001201e-1f);
+    p = fmaf(p, __fmul_rn(r, r), r) + 1.0f;
+    int32_t half = n >> 1;
+    float s0 = __int_as_float((half + 127) << 23), s1 = __int_as_float((n - half + 127) << 23);
+    return x != x ? x : x < -87.3f ? 0.0f : p * s0 * s1;
 }
 
+/* Fast; for values that are rounded to bf16 or FP8 after it. */
 __device__ __forceinline__ float dmk_cuda_sigmoidf(float x)
 {
     return __fdividef(1.0f, 1.0f + __expf(-x));

@@ -1,0 +1,403 @@
+/* The dense matrix product on tensor cores, for few and for many rows, with one order of sums.
+ *
+ * K is cut into pieces, which depend on the shape of the weight only. Inside a piece the tensor core adds 16
+ * products at a time, ascending; a piece is never added to another before it is whole. Pieces of one slice
+ * are then added from left to right, slices in the tree of dmk_linear_args.
+ *
+ *   few   up to 128 rows: a block has 64 outputs of one piece, weights are the 64-row operand, so the chip is full
+ *         of reads even for one row; the last block of a tile to arrive adds the pieces.
+ *   many  a block has 128 rows and BN outputs and walks all pieces itself.
+ *
+ * One warp drives the copy engine through a ring of stages; the loads of weights do not wait for the kernel
+ * before. Every k is a multiple of 32, x, w and their strides of 16 bytes; several slices need k % 64 = 0, more
+ * than 128 rows an even number of outputs. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/wgmma.h"
+
+#define STEP       64 /* of k, one stage */
+#define FEW_ROWS   128
+#define FEW_STAGES 6
+#define MANY_ROWS  128
+#define MAX_PIECES 16
+
+struct job {
+    CUtensorMap w, x;
+    const uint16_t *bias;
+    uint16_t *y_bf16;
+    float *y_f32;
+    uint64_t y_stride;
+    float *parts;
+    uint32_t *arrived;
+    uint32_t n_rows, n_out;
+    uint32_t n_steps;     /* of the whole k */
+    uint32_t piece_steps; /* the last piece may have fewer */
+    uint32_t n_pieces;
+    uint32_t tree; /* pieces are slices */
+};
+
+__device__ __forceinline__ void store_y(const struct job &job, uint32_t row, uint32_t out, float y)
+{
+    if (row < job.n_rows && out < job.n_out) {
+        if (job.bias) {
+            y += dmk_bf16_f32(job.bias[out]);
+        }
+        if (job.y_bf16) {
+            job.y_bf16[row * job.y_stride + out] = dmk_f32_bf16(y);
+        } else {
+            job.y_f32[row * job.y_stride + out] = y;
+        }
+    }
+}
+
+/* Adds the pieces of one register's place: parts[piece * stride]. */
+__device__ __forceinline__ float add_pieces(const float *parts, size_t stride, uint32_t n, uint32_t tree)
+{
+    if (!tree) {
+        float sum = __ldcg(parts);
+        for (uint32_t i = 1; i < n; i++) {
+            sum += __ldcg(parts + i * stride);
+        }
+        return sum;
+    }
+    float p[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        p[i] = i < n ? __ldcg(parts + i * stride) : 0.0f;
+    }
+    const float two = p[0] + p[1], four = two + (p[2] + p[3]);
+    return n == 2 ? two : n == 4 ? four : four + ((p[4] + p[5]) + (p[6] + p[7]));
+}
+
+template <int TN> struct few_smem {
+    alignas(1024) uint8_t w[FEW_STAGES][64 * 128];
+    alignas(1024) uint8_t x[FEW_STAGES][TN * 128];
+    uint64_t full[FEW_STAGES], empty[FEW_STAGES];
+    uint32_t last;
+};
+
+template <int TN> __device__ void few_load(const struct job &job, struct few_smem<TN> *s, uint32_t n)
+{
+    const int32_t k0 = (int32_t)(blockIdx.y * job.piece_steps * STEP), out = (int32_t)blockIdx.x * 64;
+    const uint32_t ahead = n < FEW_STAGES ? n : FEW_STAGES;
+    for (uint32_t i = 0; i < ahead; i++) {
+        dmk_mbar_expect(&s->full[i], (64 + TN) * 128);
+        dmk_tma_load_2d(s->w[i], &job.w, &s->full[i], k0 + (int32_t)i * STEP, out);
+    }
+    dmk_pdl_wait();
+    for (uint32_t i = 0; i < ahead; i++) {
+        dmk_tma_load_2d(s->x[i], &job.x, &s->full[i], k0 + (int32_t)i * STEP, 0);
+    }
+    for (uint32_t i = FEW_STAGES; i < n; i++) {
+        const uint32_t at = i % FEW_STAGES;
+        dmk_mbar_wait(&s->empty[at], (i / FEW_STAGES - 1) & 1);
+        dmk_mbar_expect(&s->full[at], (64 + TN) * 128);
+        dmk_tma_load_2d(s->w[at], &job.w, &s->full[at], k0 + (int32_t)i * STEP, out);
+        dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], k0 + (int32_t)i * STEP, 0);
+    }
+}
+
+template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid_constant__ struct job job)
+{
+    extern __shared__ __align__(1024) uint8_t raw[];
+    struct few_smem<TN> *s = (struct few_smem<TN> *)raw;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t first = blockIdx.y * job.piece_steps;
+    const uint32_t left = job.n_steps - first, n = left < job.piece_steps ? left : job.piece_steps;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < FEW_STAGES; i++) {
+            dmk_mbar_init(&s->full[i], 1);
+            dmk_mbar_init(&s->empty[i], 4);
+        }
+        dmk_mbar_fence();
+    }
+    __syncthreads();
+    dmk_pdl_next();
+    if (warp == 4) {
+        if (lane == 0) {
+            few_load<TN>(job, s, n);
+        }
+        return;
+    }
+    float d[TN / 2];
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t at = i % FEW_STAGES;
+        dmk_mbar_wait(&s->full[at], (i / FEW_STAGES) & 1);
+        const uint64_t a = dmk_wgmma_desc(s->w[at]), b = dmk_wgmma_desc(s->x[at]);
+        dmk_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < STEP / 16; k++) {
+            dmk_wgmma<TN>::run(d, a + 2 * k, b + 2 * k, i > 0 || k > 0);
+        }
+        dmk_wgmma_commit();
+        dmk_wgmma_wait<0>();
+        if (lane == 0) {
+            dmk_mbar_arrive(&s->empty[at]);
+        }
+    }
+    dmk_pdl_wait(); /* before this kernel's first write */
+    const uint32_t g = lane / 4, t = lane % 4;
+    if (job.n_pieces > 1) {
+        /* [tile][piece][register][thread] */
+        float *tile = job.parts + (size_t)blockIdx.x * job.n_pieces * (TN / 2) * 128;
+        float *mine = tile + (size_t)blockIdx.y * (TN / 2) * 128 + threadIdx.x;
+#pragma unroll
+        for (int r = 0; r < TN / 2; r++) {
+            __stcg(mine + r * 128, d[r]);
+        }
+        __threadfence();
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        if (threadIdx.x == 0) {
+            s->last = atomicAdd(&job.arrived[blockIdx.x], 1) == job.n_pieces - 1;
+        }
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        if (!s->last) {
+            return;
+        }
+        __threadfence();
+        if (threadIdx.x == 0) {
+            job.arrived[blockIdx.x] = 0;
+        }
+#pragma unroll
+        for (int r = 0; r < TN / 2; r++) {
+            d[r] = add_pieces(tile + r * 128 + threadIdx.x, (size_t)(TN / 2) * 128, job.n_pieces, job.tree);
+        }
+    }
+    const uint32_t out = blockIdx.x * 64 + warp * 16 + g;
+#pragma unroll
+    for (int j = 0; j < TN / 8; j++) {
+        const uint32_t row = j * 8 + 2 * t;
+        store_y(job, row, out, d[4 * j]);
+        store_y(job, row + 1, out, d[4 * j + 1]);
+        store_y(job, row, out + 8, d[4 * j + 2]);
+        store_y(job, row + 1, out + 8, d[4 * j + 3]);
+    }
+}
+
+template <int BN> struct many_smem {
+    static constexpr int STAGES = BN > 128 ? 5 : 6;
+    alignas(1024) uint8_t x[STAGES][MANY_ROWS * 128];
+    alignas(1024) uint8_t w[STAGES][BN * 128];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+/* Tiles in bands of 16 row tiles, outputs outside of rows inside a band: what a wave reads stays in the L2. */
+__device__ __forceinline__ void many_tile(const struct job &job, uint32_t n_out_tiles, uint32_t *ret_row,
+                                          uint32_t *ret_out)
+{
+    const uint32_t n_row_tiles = (job.n_rows + MANY_ROWS - 1) / MANY_ROWS;
+    const uint32_t band = blockIdx.x / (16 * n_out_tiles), in_band = blockIdx.x % (16 * n_out_tiles);
+    const uint32_t left = n_row_tiles - band * 16, height = left < 16 ? left : 16;
+    *ret_row = band * 16 + in_band % height;
+    *ret_out = in_band / height;
+}
+
+template <int N> __device__ __forceinline__ void add_all(float (&to)[N], const float (&from)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        to[i] = from[i] + to[i];
+    }
+}
+
+template <int N> __device__ __forceinline__ void set_all(float (&to)[N], const float (&from)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        to[i] = from[i];
+    }
+}
+
+/* TREE: one, two, four or eight slices; else pieces from left to right. */
+template <int BN, bool TREE>
+__global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ struct job job)
+{
+    constexpr int STAGES = many_smem<BN>::STAGES;
+    extern __shared__ __align__(1024) uint8_t raw[];
+    struct many_smem<BN> *s = (struct many_smem<BN> *)raw;
+    const uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    uint32_t row_tile, out_tile;
+    many_tile(job, (job.n_out + BN - 1) / BN, &row_tile, &out_tile);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            dmk_mbar_init(&s->full[i], 1);
+            dmk_mbar_init(&s->empty[i], 8);
+        }
+        dmk_mbar_fence();
+    }
+    __syncthreads();
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 0 && lane == 0) {
+            dmk_pdl_wait();
+            for (uint32_t i = 0; i < job.n_steps; i++) {
+                const uint32_t at = i % STAGES;
+                if (i >= STAGES) {
+                    dmk_mbar_wait(&s->empty[at], (i / STAGES - 1) & 1);
+                }
+                dmk_mbar_expect(&s->full[at], (MANY_ROWS + BN) * 128);
+                dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], (int32_t)i * STEP, (int32_t)row_tile * MANY_ROWS);
+                dmk_tma_load_2d(s->w[at], &job.w, &s->full[at], (int32_t)i * STEP, (int32_t)out_tile * BN);
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        float d[BN / 2], sum[BN / 2], four[TREE ? BN / 2 : 1], eight[TREE ? BN / 2 : 1];
+        uint32_t i = 0;
+        for (uint32_t piece = 0; piece < job.n_pieces; piece++) {
+            const uint32_t end = min(job.n_steps, (piece + 1) * job.piece_steps), begin = i;
+            for (; i < end; i++) {
+                const uint32_t at = i % STAGES;
+                dmk_mbar_wait(&s->full[at], (i / STAGES) & 1);
+                const uint64_t a = dmk_wgmma_desc(s->x[at] + group * 64 * 128), b = dmk_wgmma_desc(s->w[at]);
+                dmk_wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < STEP / 16; k++) {
+                    dmk_wgmma<BN>::run(d, a + 2 * k, b + 2 * k, i > begin || k > 0);
+                }
+                dmk_wgmma_commit();
+                /* The step before has finished when only this one is in flight. */
+                dmk_wgmma_wait<1>();
+                if (i > begin && lane == 0) {
+                    dmk_mbar_arrive(&s->empty[(i - 1) % STAGES]);
+                }
+            }
+            dmk_wgmma_wait<0>();
+            if (lane == 0) {
+                dmk_mbar_arrive(&s->empty[(i - 1) % STAGES]);
+            }
+            if constexpr (TREE) {
+                if (piece % 2 == 1) {
+                    add_all(d, sum); /* the pair */
+                    if (piece % 4 == 3) {
+                        add_all(d, four);
+                        if (piece == 7) {
+                            add_all(d, eight);
+                        } else {
+                            set_all(eight, d);
+                        }
+                    } else {
+                        set_all(four, d);
+                    }
+                }
+                set_all(sum, d);
+            } else {
+                if (piece == 0) {
+                    set_all(sum, d);
+                } else {
+#pragma unroll
+                    for (int r = 0; r < BN / 2; r++) {
+                        sum[r] += d[r];
+                    }
+                }
+            }
+        }
+        dmk_pdl_wait();
+        const uint32_t row = row_tile * MANY_ROWS + group * 64 + warp * 16 + lane / 4;
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            const uint32_t out = out_tile * BN + j * 8 + lane % 4 * 2;
+            if (out >= job.n_out) {
+                continue;
+            }
+            float b0 = 0.0f, b1 = 0.0f;
+            if (job.bias) {
+                const uint32_t pair = *(const uint32_t *)(job.bias + out);
+                b0 = dmk_lo(pair), b1 = dmk_hi(pair);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t r = row + half * 8;
+                float y0 = sum[4 * j + 2 * half], y1 = sum[4 * j + 2 * half + 1];
+                if (job.bias) {
+                    y0 += b0, y1 += b1;
+                }
+                if (r >= job.n_rows) {
+                    continue;
+                }
+                if (job.y_bf16) {
+                    *(uint32_t *)(job.y_bf16 + r * job.y_stride + out) = dmk_pack_bf16(y0, y1);
+                } else {
+                    *(float2 *)(job.y_f32 + r * job.y_stride + out) = make_float2(y0, y1);
+                }
+            }
+        }
+    }
+    dmk_pdl_next();
+}
+
+template <int TN> static void launch_few(struct dmk_stream *stream, const struct job &job)
+{
+    dmk_cuda_launch(stream, few_kernel<TN>, dim3((job.n_out + 63) / 64, job.n_pieces), dim3(160),
+                    sizeof(struct few_smem<TN>), job);
+}
+
+template <int BN, bool TREE> static void launch_many(struct dmk_stream *stream, const struct job &job)
+{
+    const uint32_t tiles = dmk_ceil_div(job.n_rows, MANY_ROWS) * dmk_ceil_div(job.n_out, BN);
+    dmk_cuda_launch(stream, many_kernel<BN, TREE>, dim3(tiles), dim3(384), sizeof(struct many_smem<BN>), job);
+}
+
+/* How many pieces a weight's k falls into: enough blocks of 64 outputs for the chip, pieces of equal length. */
+static uint32_t count_pieces(uint32_t n_out, uint32_t n_steps)
+{
+    const uint32_t tiles = dmk_ceil_div(n_out, 64);
+    uint32_t want = dmk_ceil_div(380, tiles);
+    want = want > MAX_PIECES ? MAX_PIECES : want;
+    want = want > n_steps ? n_steps : want;
+    return dmk_ceil_div(n_steps, dmk_ceil_div(n_steps, want));
+}
+
+void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream)
+{
+    struct dmk_cuda_stream *s = dmk_cuda_of(stream);
+    struct job job = {};
+    const uint32_t k = args->k * args->n_slices, n_rows = args->n_rows;
+    if (n_rows == 0) {
+        return;
+    }
+    job.bias = args->bias;
+    job.y_bf16 = args->y_bf16;
+    job.y_f32 = args->y_f32;
+    job.y_stride = args->y_stride;
+    job.n_rows = n_rows;
+    job.n_out = args->n_out;
+    job.n_steps = dmk_ceil_div(k, STEP);
+    job.tree = args->n_slices > 1;
+    job.n_pieces = job.tree ? args->n_slices
+                            : count_pieces(args->n_whole ? args->n_whole : args->n_out, job.n_steps);
+    job.piece_steps = job.tree ? args->k / STEP : dmk_ceil_div(job.n_steps, job.n_pieces);
+    job.parts = (float *)s->workspace;
+    job.arrived = s->counters;
+    const bool few = n_rows <= FEW_ROWS;
+    const uint32_t tn = n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : 128;
+    const uint32_t bn = job.tree ? 96 : args->n_out % 160 == 0 ? 160 : 128;
+    if (!dmk_tensor_map_bf16(s, &job.w, args->w, args->n_out, k, args->w_stride, few ? 64 : bn) ||
+        !dmk_tensor_map_bf16(s, &job.x, args->x, n_rows, k, args->x_stride, few ? tn : MANY_ROWS)) {
+        return;
+    }
+    if (few) {
+        switch (tn) {
+        case 8:
+            launch_few<8>(stream, job);
+            break;
+        case 16:
+            launch_few<16>(stream, job);
+            break;
+        case 32:
+            launch_few<32>(stream, job);
+            break;
+        case 64:
+            launch_few<64>(stream, job);
+            break;
+        default:
+            launch_few<128>(stream, job);
+            break;
+        }
+    } else if (job.tree) {
+        launch_many<96, true>(stream, job);
+    } else if (bn == 160) {
+        launch_many<160, false>(stream, job);
+    } else {
+        launch_many<128, false>(stream, job);
+    }
+}
