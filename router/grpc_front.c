@@ -169,7 +169,8 @@ static void on_chat(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes me
         .front = &front,
         .ud = c,
     };
-    if (dmk_request_start(c->front->router->requests, &conf, &c->request, &error) < 0) {
+    if (dmk_request_id_check(dmk_str_from(dmk_rpc_metadata(stream, "x-request-id")), &error) < 0 ||
+        dmk_request_start(c->front->router->requests, &conf, &c->request, &error) < 0) {
         c->request = NULL;
         dmk_rpc_finish(stream, code_of(&error), error.text);
     }

@@ -263,7 +263,8 @@ static void start_request(struct dmk_router *router, struct dmk_http_req *req,
         a->dialect = dialect;
         a->wants_timeline = dmk_str_is(dmk_http_header(req, "x-damask-timeline"), "1");
         dmk_buf_init(&a->out, 0);
-        if (dmk_request_start(router->requests, &conf, &a->request, &error) == 0) {
+        if (dmk_request_id_check(dmk_http_header(req, "x-request-id"), &error) == 0 &&
+            dmk_request_start(router->requests, &conf, &a->request, &error) == 0) {
             dmk_http_on_gone(req, on_gone, a);
             return;
         }

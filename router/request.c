@@ -28,6 +28,23 @@ bool dmk_request_id_is_valid(struct dmk_str text)
     return text.len >= 1 && text.len <= 128;
 }
 
+int dmk_request_id_check(struct dmk_str text, struct dmk_api_error *reterr)
+{
+    char quoted[68];
+
+    for (size_t i = 0; i < text.len; i++) {
+        if ((unsigned char)text.data[i] < 0x20 || text.data[i] == 0x7f) {
+            return dmk_api_bad(reterr, "x-request-id", "x-request-id \"%s\" has control characters",
+                               dmk_api_quote(text, quoted));
+        }
+    }
+    if (text.len > 128) {
+        return dmk_api_bad(reterr, "x-request-id",
+                           "x-request-id has %zu characters, at most 128 are taken", text.len);
+    }
+    return 0;
+}
+
 bool dmk_traceparent_is_valid(struct dmk_str text)
 {
     if (text.len != 55) {

@@ -85,4 +85,7 @@ const char *dmk_request_id(const struct dmk_request *request);
 
 /* True for 1 to 128 of letters, digits and ._:- */
 bool dmk_request_id_is_valid(struct dmk_str text);
+/* Refuses a client's id of more than 128 characters or with control characters. One that is only not valid
+ * passes: the request gets an id of ours. */
+int dmk_request_id_check(struct dmk_str text, struct dmk_api_error *reterr);
 bool dmk_traceparent_is_valid(struct dmk_str text);

@@ -181,6 +181,36 @@ def test_request_ids_and_timeline(pair):
     assert "req=abc-1" in r.log_text()
 
 
+def test_an_id_that_can_not_be_logged_is_refused(pair):
+    r, _, _ = pair
+    for bad, status in (("x" * 129, 400), ("x" * 10240, 400), ("a\x01b", 400), ("x" * 128, 200)):
+        c = socket.create_connection(("127.0.0.1", r.port))
+        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]})
+        c.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {bad}\r\nConnection: close\r\n"
+                  f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        got = b""
+        while more := c.recv(65536):
+            got += more
+        assert int(got.split()[1]) == status, (bad[:20], len(bad), got[:300])
+        if status == 400:
+            assert b'"error"' in got
+    stub = grpc_stub(r)
+    with pytest.raises(grpc.RpcError) as e:
+        list(stub.Chat(grpc_chat(), metadata=[("x-request-id", "x" * 129)]))
+    assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "129" in e.value.details()
+
+
+def test_what_ends_an_answer(pair):
+    """End of answer and end of call stop; the end of a message does not, and nothing else is sent along."""
+    r, d, _ = pair
+    d.script = says("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>")
+    assert r.chat()[2]["choices"][0]["message"]["content"] == "b"
+    d.script = says('<|channel|>commentary to=functions.a json<|message|>{}<|call|>')
+    assert r.chat(tools=TOOLS)[2]["choices"][0]["finish_reason"] == "tool_calls"
+    for g in d.messages("generate"):
+        assert {RETURN, CALL} <= set(g.stop_ids) <= {RETURN, CALL, 199999}
+
+
 def test_cached_tokens(pair):
     r, d, p = pair
     d.on_generate = lambda w, session, g: bool(w.pool.submit(w.generate, session, g, 64))
@@ -690,6 +720,37 @@ def test_too_many_wait(workers):
             t.join()
         assert codes.count(429) == 3, codes
         assert r.metric('damask_router_rejected_total{cause="queue_full"') == 3
+
+
+def test_a_crowd_beyond_the_queue_is_refused_at_once(workers):
+    """The queue is full: 429 with a time to come back, at once; who was admitted is answered."""
+    d = workers("decode", script=says(HELLO))
+    held, gate = [], threading.Event()
+    d.on_generate = lambda w, session, g: held.append((session, g)) or True if not gate.is_set() else False
+    with Router(decode=[d], args=["--max-tokens-in-flight", "20000", "--max-waiting", "32",
+                                  "--queue-timeout", "30s", "--reserve-timeout", "30s"]) as r:
+        answers = []
+        admitted = [threading.Thread(target=lambda: answers.append(r.chat()[0])) for _ in range(60)]
+        for t in admitted:
+            t.start()
+        d.wait_for(lambda: r.metric("vllm:num_requests_waiting") == 32)
+        n_refused = int(r.metric('damask_router_rejected_total{cause="queue_full"'))
+        times = []
+        for _ in range(140):
+            begin = time.monotonic()
+            status, headers, got = r.chat()
+            times.append(time.monotonic() - begin)
+            assert status == 429 and int(headers["retry-after"]) >= 1 and got["error"]["code"]
+        assert sorted(times)[133] < 0.1, sorted(times)[-8:]
+        with pytest.raises(grpc.RpcError) as e:
+            list(grpc_stub(r).Chat(grpc_chat()))
+        assert e.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        gate.set()
+        for session, g in held:
+            d.pool.submit(d.generate, session, g)
+        for t in admitted:
+            t.join(30)
+        assert answers.count(200) == 60 - n_refused and answers.count(429) == n_refused
 
 
 def test_sigterm_lets_streams_finish(workers):

@@ -210,11 +210,18 @@ static void test_mismatch(void **state)
     assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, &err), -DMK_EMISMATCH);
     assert_non_null(strstr(err.text, "layers"));
     src = layout_of(0, 1, PAGES);
+    src.n_window_layers++;
+    assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, &err), -DMK_EMISMATCH);
+    assert_non_null(strstr(err.text, "window layers"));
+    src = layout_of(0, 1, PAGES);
     src.n_kv_heads = 4;
     assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, &err), -DMK_EMISMATCH);
+    assert_non_null(strstr(err.text, "KV heads"));
     src = layout_of(0, 1, PAGES);
-    src.page_bytes = 8192;
+    src.page_bytes = 8192; /* another format of keys and values */
     assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, &err), -DMK_EMISMATCH);
+    assert_non_null(strstr(err.text, "pages of"));
+    assert_non_null(strstr(err.text, "8192"));
     src = layout_of(0, 2, PAGES); /* the second rank is missing */
     assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, &err), -DMK_EMISMATCH);
     assert_non_null(strstr(err.text, "no owner"));
