@@ -18,11 +18,13 @@ int dmk_answer_init(struct dmk_answer *a, const struct dmk_reply_conf *conf, con
     for (uint32_t i = 0; i < conf->n; i++) {
         a->shown[i] = i;
     }
-    dmk_buf_printf(&a->head,
-                   "{\"id\":\"%s%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", prefix,
-                   conf->id_hex, object, (long long)conf->created_unix_s);
-    dmk_out_str(&a->head, dmk_str_from(conf->model));
-    dmk_buf_puts(&a->head, ",\"choices\":[");
+    if (prefix) {
+        dmk_buf_printf(&a->head,
+                       "{\"id\":\"%s%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", prefix,
+                       conf->id_hex, object, (long long)conf->created_unix_s);
+        dmk_out_str(&a->head, dmk_str_from(conf->model));
+        dmk_buf_puts(&a->head, ",\"choices\":[");
+    }
     a->failed = a->head.failed;
     a->conf.id_hex = a->conf.model = NULL;
     a->conf.note = (struct dmk_str){0};

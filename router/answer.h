@@ -30,7 +30,7 @@ struct dmk_answer {
     uint32_t n_shown;
 };
 
-/* prefix: of the id ("chatcmpl-"). object: the value of "object". -DMK_ENOMEM, and nothing to undo. */
+/* prefix: of the id ("chatcmpl-"), NULL where frames have no such head. object: the value of "object". -DMK_ENOMEM, and nothing to undo. */
 int dmk_answer_init(struct dmk_answer *answer, const struct dmk_reply_conf *conf,
                     const char *prefix, const char *object);
 void dmk_answer_fini(struct dmk_answer *answer);

@@ -101,6 +101,7 @@ struct dmk_dialect {
 
 extern const struct dmk_dialect dmk_dialect_chat;
 extern const struct dmk_dialect dmk_dialect_completions;
+extern const struct dmk_dialect dmk_dialect_responses;
 extern const struct dmk_dialect dmk_dialect_tokenize;
 extern const struct dmk_dialect dmk_dialect_detokenize;
 extern const struct dmk_dialect dmk_dialect_grpc;
