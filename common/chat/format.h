@@ -60,7 +60,7 @@ struct dmk_parse_result {
     enum dmk_parse_end end;
     uint32_t stop_id;            /* the stop id that was read; 0 = none */
     uint32_t n_calls;            /* calls that were finished */
-    uint32_t n_reasoning_tokens; /* tokens of messages that became reasoning, headers included */
+    uint32_t n_reasoning_tokens; /* of bodies that became reasoning, without headers and marks */
     uint32_t n_recovered;        /* repairs made, of all kinds */
     uint32_t repairs[DMK_N_REPAIRS];
 };

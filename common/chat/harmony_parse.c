@@ -46,10 +46,11 @@ struct parser {
     bool has_text;      /* the message's text has begun */
     uint32_t n_calls;   /* begun */
     uint32_t n_tokens;
-    uint32_t n_message_tokens; /* since the last message ended */
+    uint32_t n_body_tokens; /* of the open message: those that its text comes from */
 
     uint32_t header_ids[MAX_HEADER_IDS];
     size_t n_header_ids;
+    uint32_t n_header_words; /* tokens of text in the header that was read last */
     struct dmk_harmony_header header;
 
     struct dmk_utf8_stream utf8;
@@ -202,19 +203,22 @@ static void end_message(struct parser *p, bool cut)
     dmk_utf8_stream_end(&p->utf8, &p->delta);
     send_delta(p);
     if (p->target != TO_CALL) {
-        dmk_harmony_fields_count(&p->fields, (enum dmk_harmony_field)p->target,
-                                 p->n_message_tokens);
+        dmk_harmony_fields_count(&p->fields, (enum dmk_harmony_field)p->target, p->n_body_tokens);
     } else if (!cut) {
         send_call_event(p, DMK_EVENT_CALL_END, (struct dmk_str){"", 0});
         p->result.n_calls++;
         p->result.end = DMK_PARSE_TOOL_CALLS;
     }
-    p->n_message_tokens = 0;
+    p->n_body_tokens = 0;
     p->state = EXPECT_START;
 }
 
 static void read_header(struct parser *p, bool closed)
 {
+    p->n_header_words = 0;
+    for (size_t i = 0; i < p->n_header_ids; i++) {
+        p->n_header_words += !dmk_token_is_special(p->header_ids[i]);
+    }
     dmk_harmony_header_read(&p->header, p->conf.vocab, p->header_ids, p->n_header_ids, p->assistant,
                             closed);
     p->n_header_ids = 0;
@@ -227,6 +231,14 @@ static void begin_header(struct parser *p, bool assistant)
     p->n_header_ids = 0;
 }
 
+/* Words of a header that turn out to be text. */
+static void push_header_text(struct parser *p, struct dmk_bytes bytes)
+{
+    p->n_body_tokens += p->n_header_words;
+    p->n_header_words = 0;
+    push_bytes(p, bytes);
+}
+
 /* Text that stands before any channel is a message of its own, on no channel. */
 static void push_prose(struct parser *p)
 {
@@ -236,7 +248,7 @@ static void push_prose(struct parser *p)
     p->state = CONTENT;
     p->has_text = false;
     p->target = target_of_channel(p, DMK_CHANNEL_NONE);
-    push_bytes(p, dmk_buf_bytes(&p->header.prose));
+    push_header_text(p, dmk_buf_bytes(&p->header.prose));
 }
 
 /* <|message|>. Several words before the channel are text; other words that meant nothing are kept in case
@@ -274,7 +286,7 @@ static void open_header(struct parser *p, bool cut)
             end_message(p, cut);
         }
         begin_message(p);
-        push_bytes(p, dmk_buf_bytes(&p->header.rest));
+        push_header_text(p, dmk_buf_bytes(&p->header.rest));
     }
 }
 
@@ -350,6 +362,7 @@ static void push_message(struct parser *p)
 static void push_text(struct parser *p, uint32_t id)
 {
     if (p->state == CONTENT) {
+        p->n_body_tokens++;
         push_bytes(p, dmk_token_bytes(p->conf.vocab, id));
         return;
     }
@@ -377,7 +390,6 @@ void dmk_harmony_parser_push(struct dmk_parser *parser, uint32_t id)
         return;
     }
     p->fields.token_index = p->n_tokens++;
-    p->n_message_tokens++;
     switch (id) {
     case DMK_TOKEN_RETURN:
     case DMK_TOKEN_CALL:

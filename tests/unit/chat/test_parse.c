@@ -403,7 +403,7 @@ static void test_held_text_is_bounded(void **state)
     f->format->parser_end(parser, false, &turn.result);
     assert_int_equal(turn.reasoning.len, 6 * n);
     assert_int_equal(turn.content.len, 0);
-    assert_int_equal(turn.result.n_reasoning_tokens, n + ids.len + 1);
+    assert_int_equal(turn.result.n_reasoning_tokens, n);
     f->format->parser_free(&parser);
     dmk_ids_fini(&ids);
     turn_fini(&turn);
@@ -441,7 +441,7 @@ static void test_call_ids_differ(void **state)
     turn_fini(&again);
 }
 
-/* Headers count as part of the reasoning, calls on the analysis channel do not. */
+/* Tokens of the text count, headers and marks do not, nor do calls on the analysis channel. */
 static void test_reasoning_tokens(void **state)
 {
     struct turn turn;
@@ -449,7 +449,7 @@ static void test_reasoning_tokens(void **state)
     parse_text(*state,
                "<|channel|>analysis<|message|>plan" NEXT "<|channel|>final<|message|>Hi<|return|>",
                NULL, false, &turn);
-    assert_int_equal(turn.result.n_reasoning_tokens, 5);
+    assert_int_equal(turn.result.n_reasoning_tokens, 1);
     turn_fini(&turn);
     parse_text(*state, "<|channel|>analysis to=functions.f<|message|>{}<|call|>", "f", false,
                &turn);
@@ -457,7 +457,7 @@ static void test_reasoning_tokens(void **state)
     turn_fini(&turn);
     parse_text(*state, "no channel" NEXT "<|channel|>final<|message|>Hi<|return|>", NULL, false,
                &turn);
-    assert_int_equal(turn.result.n_reasoning_tokens, 3);
+    assert_int_equal(turn.result.n_reasoning_tokens, 2);
     turn_fini(&turn);
 }
 
