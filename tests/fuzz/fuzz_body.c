@@ -17,6 +17,11 @@ static const struct dmk_api_limits limits = {.max_choices = 8,
                                              .max_messages = 64,
                                              .max_tools = 16,
                                              .date_unix_s = -1};
+/* In this order: the corpus counts on it. */
+static const struct dmk_dialect *const dialects[] = {
+    &dmk_dialect_chat,      &dmk_dialect_completions, &dmk_dialect_grpc,
+    &dmk_dialect_responses, &dmk_dialect_tokenize,    &dmk_dialect_detokenize,
+};
 static struct dmk_vocab *vocab;
 
 static void check_ask(const struct dmk_ask *ask)
@@ -28,7 +33,8 @@ static void check_ask(const struct dmk_ask *ask)
     dmk_assert(isfinite(ask->frequency_penalty) && isfinite(ask->presence_penalty));
     dmk_assert(ask->repetition_penalty > 0);
     dmk_assert(ask->top_k <= DMK_VOCAB_SIZE && ask->top_logprobs <= DMK_ASK_MAX_TOP);
-    dmk_assert(ask->model[0] && strlen(ask->model) <= DMK_ASK_MAX_MODEL_BYTES);
+    dmk_assert(strlen(ask->model) <= DMK_ASK_MAX_MODEL_BYTES);
+    dmk_assert(ask->n_shown <= ask->n && ask->n * (1 + ask->n_more) <= limits.max_choices);
     for (size_t i = 0; i < ask->n_stops; i++) {
         dmk_assert(ask->stops[i].len >= 1 && ask->stops[i].len <= DMK_ASK_MAX_STOP_BYTES);
     }
@@ -72,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0) {
         return 0;
     }
-    dialect = dmk_dialects[data[0] % 3];
+    dialect = dialects[data[0] % (sizeof(dialects) / sizeof(dialects[0]))];
     dmk_ask_init(&ask, 1 << 20);
     if (dialect->parse((struct dmk_bytes){data + 1, size - 1}, &limits, &ask, &error) < 0) {
         dmk_assert(error.status >= 400 && error.status < 500 && error.text[0]);
