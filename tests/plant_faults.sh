@@ -31,7 +31,7 @@ window edge: the fast kernel sees one key more~kernels/cpu/attn_tmpl.h~s/p \+ 1 
 window edge: both kernels see one key more~kernels/ref/attn.c kernels/cpu/attn_tmpl.h~s/p \+ 1 > a->window \? p \+ 1 - a->window : 0/p > a->window ? p - a->window : 0/~tests/vectors/test_vectors~wide
 reduction order: ranks are added in another tree~common/coll/local.c~s/leaf\[2 \* r\]\[i\] \+ leaf\[2 \* r \+ 1\]\[i\]/leaf[r][i] + leaf[r + width \/ 2][i]/~tests/unit/coll/test_coll_local~
 reduction order: a rank that got no row leaves out its +0~common/coll/local.c~s/src\[r\]\[i\] : 0\.0f/src[r][i] : -0.0f/~tests/unit/coll/test_coll_local~
-reduction order: partial sums of groups in another order~common/coll/local.c~s/src\[r\] = place == /src[(r + 1) % coll->n_ranks] = place == /~tests/unit/model/test_model_engine~test_groups
+reduction order: partial sums of groups in another order~common/coll/local.c~s/src\[r\] = place == /src[(r + 1) % coll->n_ranks] = place == /~tests/unit/coll/test_coll_local~
 reduction order: a row of another group is answered~common/coll/local.c~s/places\[r\] = places_of\(coll, r, group\)/places[r] = places_of(coll, r, 0)/~tests/unit/model/test_model_engine~test_groups
 reduction order: slices are added in another tree~kernels/cpu/dot_tmpl.h~s/out\[2 \* s\]\[i\] \+ out\[2 \* s \+ 1\]\[i\]/out[s][i] + out[s + width \/ 2][i]/~tests/check/check~
 END

@@ -650,6 +650,25 @@ def test_load_and_prefix_decide(workers):
         assert r.metric("damask_router_index_blocks") == 1
 
 
+def test_a_request_needs_the_pages_of_one_group(workers):
+    d = [workers("decode", script=says(HELLO)) for _ in range(2)]
+    with Router(decode=d) as r:
+        r.wait_ready({"prefill": 0, "decode": 2})
+        # The first has more room and less load in all, but no group of it has room for the prompt.
+        d[0].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_most_free=1, full_pages_total=1000))
+        d[1].sessions[0].send(load=pb.Load(full_pages_free=500, full_pages_most_free=300, full_pages_total=1000))
+        time.sleep(0.1)
+        for _ in range(3):
+            r.chat()
+        assert len(d[1].messages("generate")) == 3
+        assert len(d[1].messages("generate")[0].prompt) > 64
+        d[0].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_most_free=500, full_pages_total=1000))
+        time.sleep(0.1)
+        for _ in range(3):
+            r.chat()
+        assert len(d[0].messages("generate")) == 3
+
+
 def first_block(prompt):
     """The hash chain of common/base/blocks.h, by the tool that the C tests use too."""
     out = subprocess.run([str(pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build")) /

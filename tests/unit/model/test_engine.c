@@ -231,11 +231,12 @@ static void test_groups(void **state)
     }
     for (uint32_t dp = 2; dp <= 8; dp *= 2) {
         for (uint32_t tp = 1; tp * dp <= 8; tp *= 2) {
-            struct dmk_engine *engine = open_layout(weights, tp * dp == 2 ? "ref" : "cpu", tp, dp);
-            assert_int_equal(dmk_engine_n_ranks(engine), tp * dp);
             for (uint32_t place = 0; place < sizeof(places) / sizeof(places[0]); place++) {
+                const bool plain = tp * dp == 2 && place == 2;
+                struct dmk_engine *engine = open_layout(weights, plain ? "ref" : "cpu", tp, dp);
                 char what[64];
                 uint32_t in_group = 0;
+                assert_int_equal(dmk_engine_n_ranks(engine), tp * dp);
                 for (uint32_t i = 0; i < MAX_SEQS; i++) {
                     uint32_t group = places[place][i] < dp ? places[place][i] : dp - 1;
                     in_group = i > 0 && group == seqs[i - 1].group ? in_group + 1 : 0;
@@ -244,8 +245,8 @@ static void test_groups(void **state)
                 }
                 snprintf(what, sizeof(what), "tp %u, dp %u, placement %u", tp, dp, place);
                 run_together(engine, seqs, MAX_SEQS, chunk, want, what);
+                dmk_engine_close(&engine);
             }
-            dmk_engine_close(&engine);
         }
     }
     for (uint32_t i = 0; i < MAX_SEQS; i++) {

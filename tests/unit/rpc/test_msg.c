@@ -375,6 +375,7 @@ static void other_events_are_checked(void **state)
     e.body_case = DAMASK__V1__WORKER_EVENT__BODY_LOAD;
     e.load = &l;
     EVENT_REFUSED(l.full_pages_free = 6, l.full_pages_free = 5, "more pages are free");
+    EVENT_REFUSED(l.full_pages_most_free = 6, l.full_pages_most_free = 5, "than all groups");
     EVENT_REFUSED(l.step_ms = NAN, l.step_ms = 0, "step_ms");
 
     p.id = &id;
