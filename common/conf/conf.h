@@ -27,6 +27,7 @@ enum dmk_conf_type {
     DMK_CONF_MS,       /* uint64_t milliseconds; accepts 100ms, 5s, 2m, 1h */
     DMK_CONF_ENUM,     /* uint32_t index into words */
     DMK_CONF_STR_LIST, /* struct dmk_conf_list; comma-separated, or a YAML list */
+    DMK_CONF_SECRETS,  /* the same, and never printed */
 };
 
 struct dmk_conf_list {

@@ -104,14 +104,13 @@ static int read_entry(struct reader *r)
     if (ret < 0) {
         return ret;
     }
-    if (r->event.type == YAML_SEQUENCE_START_EVENT && opt->type == DMK_CONF_STR_LIST) {
+    if (r->event.type == YAML_SEQUENCE_START_EVENT && dmk_conf__is_list(opt)) {
         return read_list(r, opt, where);
     }
     text = r->event.type == YAML_SCALAR_EVENT ? scalar_text(r) : NULL;
     if (!text) {
         return dmk_error_set(r->reterr, -DMK_EFORMAT, "%s: must be %s", where,
-                             opt->type == DMK_CONF_STR_LIST ? "a list or plain text"
-                                                            : "plain text");
+                             dmk_conf__is_list(opt) ? "a list or plain text" : "plain text");
     }
     return dmk_conf__set(opt, text, false, r->conf, where, r->reterr);
 }

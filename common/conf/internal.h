@@ -3,6 +3,11 @@
 
 #include "common/conf/conf.h"
 
+static inline bool dmk_conf__is_list(const struct dmk_conf_option *opt)
+{
+    return opt->type == DMK_CONF_STR_LIST || opt->type == DMK_CONF_SECRETS;
+}
+
 /* Sets one option from text. where names the source for the sentence ("--x", "file a.yaml line 3:
  * x"). add: a list keeps what it holds. */
 int dmk_conf__set(const struct dmk_conf_option *opt, const char *text, bool add, void *conf,

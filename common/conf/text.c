@@ -8,7 +8,7 @@ static void put_type(const struct dmk_conf_option *opt, struct dmk_buf *out)
     static const char *const names[] = {
         [DMK_CONF_STR] = "text",  [DMK_CONF_BOOL] = "bool",     [DMK_CONF_U32] = "number",
         [DMK_CONF_U64] = "size",  [DMK_CONF_DOUBLE] = "real",   [DMK_CONF_MS] = "time",
-        [DMK_CONF_ENUM] = "word", [DMK_CONF_STR_LIST] = "list",
+        [DMK_CONF_ENUM] = "word", [DMK_CONF_STR_LIST] = "list", [DMK_CONF_SECRETS] = "list",
     };
 
     dmk_buf_puts(out, names[opt->type]);
@@ -120,6 +120,10 @@ void dmk_conf__dump(const struct dmk_conf_program *program, const void *conf, st
     for (size_t i = 0; i < program->n_options; i++) {
         const struct dmk_conf_option *opt = &program->options[i];
 
+        if (opt->type == DMK_CONF_SECRETS) {
+            dmk_buf_printf(out, "# %s: not shown\n", opt->name);
+            continue;
+        }
         dmk_buf_printf(out, "%s: ", opt->name);
         if (opt->type == DMK_CONF_STR) {
             const char *text = *(char *const *)(const void *)((const char *)conf + opt->offset);

@@ -100,7 +100,7 @@ void dmk_conf__bound_text(const struct dmk_conf_option *opt, struct dmk_buf *out
         dmk_buf_printf(out, "%.10g to %.10g", opt->min, opt->max);
         if (opt->type == DMK_CONF_MS) {
             dmk_buf_puts(out, " ms");
-        } else if (opt->type == DMK_CONF_STR_LIST) {
+        } else if (dmk_conf__is_list(opt)) {
             dmk_buf_puts(out, " items");
         }
     }
@@ -250,6 +250,7 @@ int dmk_conf__set(const struct dmk_conf_option *opt, const char *text, bool add,
         }
         return refuse(opt, text, where, "one of the words", reterr);
     case DMK_CONF_STR_LIST:
+    case DMK_CONF_SECRETS:
         return set_list(opt, text, add, conf, where, reterr);
     }
     dmk_unreachable("option type");
@@ -281,6 +282,8 @@ void dmk_conf__value_text(const struct dmk_conf_option *opt, const void *conf, s
     case DMK_CONF_ENUM:
         dmk_buf_puts(out, opt->words[*(const uint32_t *)v]);
         break;
+    case DMK_CONF_SECRETS:
+        break;
     case DMK_CONF_STR_LIST: {
         const struct dmk_conf_list *list = v;
 
@@ -302,7 +305,7 @@ void dmk_conf_free(const struct dmk_conf_program *program, void *conf)
 
             free(*str);
             *str = NULL;
-        } else if (opt->type == DMK_CONF_STR_LIST) {
+        } else if (dmk_conf__is_list(opt)) {
             dmk_conf__list_clear(field(opt, conf));
         }
     }

@@ -20,7 +20,9 @@ struct dmk_rpc_channel *dmk_rpc__channel_of(struct dmk_list *node)
     return dmk_container_of(node, struct dmk_rpc_channel, node);
 }
 
-struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *target)
+/* Takes creds. name: of the other side's certificate, or NULL. */
+static struct dmk_rpc_channel *new_channel(struct dmk_rpc *rpc, const char *target,
+                                           grpc_channel_credentials *creds, const char *name)
 {
     const struct {
         const char *key;
@@ -36,7 +38,6 @@ struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *tar
         {"grpc.service_config_disable_resolution", 1},
     };
     struct dmk_rpc_channel *channel = calloc(1, sizeof(*channel));
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
     grpc_arg args[DMK_RPC__MAX_ARGS];
     size_t n = dmk_rpc__args(rpc, DMK_RPC_MAX_MESSAGE_BYTES, args);
 
@@ -47,6 +48,12 @@ struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *tar
                                .key = (char *)(uintptr_t)rows[i].key,
                                .value.integer = rows[i].value};
     }
+    if (name) {
+        dmk_assert(n < DMK_RPC__MAX_ARGS);
+        args[n++] = (grpc_arg){.type = GRPC_ARG_STRING,
+                               .key = (char *)(uintptr_t)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+                               .value.string = (char *)(uintptr_t)name};
+    }
     channel->rpc = rpc;
     dmk_list_init(&channel->streams);
     channel->channel = grpc_channel_create(target, creds, &(grpc_channel_args){n, args});
@@ -54,6 +61,23 @@ struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *tar
     dmk_assert(channel->channel); /* a target that makes no sense gives one whose calls fail */
     dmk_list_push_back(&rpc->channels, &channel->node);
     return channel;
+}
+
+struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *target)
+{
+    return new_channel(rpc, target, grpc_insecure_credentials_create(), NULL);
+}
+
+int dmk_rpc_channel_new_tls(struct dmk_rpc *rpc, const char *target, const struct dmk_rpc_tls *tls,
+                            struct dmk_rpc_channel **ret, struct dmk_error *reterr)
+{
+    grpc_channel_credentials *creds;
+    const int rc = dmk_rpc__tls_channel(tls, &creds, reterr);
+
+    if (rc == 0) {
+        *ret = new_channel(rpc, target, creds, tls->name && tls->name[0] ? tls->name : NULL);
+    }
+    return rc;
 }
 
 void dmk_rpc_channel_free(struct dmk_rpc_channel **channelp)

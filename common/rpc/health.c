@@ -5,7 +5,7 @@
 #include "common/rpc/msg.h"
 #include "proto/grpc_health.pb-c.h"
 
-#define MAX_SERVICES 8
+#define MAX_SERVICES 16
 #define MAX_NAME     128
 
 typedef Grpc__Health__V1__HealthCheckResponse__ServingStatus serving_status;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
 #include <pthread.h>
 #include "common/base/assert.h"
 #include "common/rpc/rpc.h"
@@ -60,6 +61,10 @@ struct dmk_rpc_stream {
     /* Server. */
     int cancelled;
     grpc_metadata_array request_md;
+    bool heard; /* the first message or the end has come */
+    uint64_t opened_ns;
+    grpc_metadata trailers[DMK_RPC_MAX_TRAILERS];
+    unsigned n_trailers;
     char *md_texts[8]; /* copies handed out by dmk_rpc_metadata */
     unsigned n_md_texts;
     /* Client. */
@@ -101,6 +106,25 @@ struct dmk_rpc_server *dmk_rpc__server_of(struct dmk_list *node); /* in rpc.serv
 
 /* client.c */
 struct dmk_rpc_channel *dmk_rpc__channel_of(struct dmk_list *node); /* in rpc.channels */
+
+/* tls.c */
+struct dmk_rpc__tls;
+void dmk_rpc__tls_free(struct dmk_rpc__tls **tls);
+int dmk_rpc__tls_server(const struct dmk_rpc_tls *conf, struct dmk_rpc__tls **ret,
+                        grpc_server_credentials **ret_creds, struct dmk_error *reterr);
+/* Whether the call's client is the one that may call; tls may be NULL. */
+bool dmk_rpc__tls_is_client(const struct dmk_rpc__tls *tls, grpc_call *call);
+int dmk_rpc__tls_channel(const struct dmk_rpc_tls *conf, grpc_channel_credentials **ret_creds,
+                         struct dmk_error *reterr);
+
+/* reflect.c */
+struct dmk_rpc__reflect;
+/* For the services of the methods (which stay the caller's). */
+struct dmk_rpc__reflect *dmk_rpc__reflect_new(const struct dmk_rpc_method *methods,
+                                              size_t n_methods);
+void dmk_rpc__reflect_free(struct dmk_rpc__reflect **reflect);
+#define DMK_RPC__REFLECT_METHODS 2
+void dmk_rpc__reflect_methods(struct dmk_rpc__reflect *reflect, struct dmk_rpc_method *ret_methods);
 
 /* health.c */
 struct dmk_rpc__health;

@@ -64,13 +64,30 @@ struct dmk_rpc_method {
     void *ud;
 };
 
+/* TLS by PEM files; "" or NULL: not used. A server reads them again when they have changed. */
+struct dmk_rpc_tls {
+    const char *cert, *key; /* of this side; a channel may have none */
+    const char *ca; /* who signs the other side's certificates. Server: then clients must show one.
+                             * Channel, not used: the system's list */
+    const char
+        *name; /* a name (DNS, URI, IP) in the other side's certificate. Server, not used: any that
+                       * ca has signed. Channel, not used: the target's host */
+};
+
 struct dmk_rpc_server_conf {
     const char *listen; /* "0.0.0.0:9000", "unix:/path" */
     const struct dmk_rpc_method *methods;
     size_t n_methods;
-    size_t max_message_bytes; /* received; 0 = DMK_RPC_MAX_MESSAGE_BYTES */
-    size_t max_queue_bytes;   /* of one stream; 0 = DMK_RPC_MAX_QUEUE_BYTES */
-    uint32_t max_streams;     /* calls open at a time; beyond it RESOURCE_EXHAUSTED */
+    size_t max_message_bytes;      /* received; 0 = DMK_RPC_MAX_MESSAGE_BYTES */
+    size_t max_queue_bytes;        /* of one stream; 0 = DMK_RPC_MAX_QUEUE_BYTES */
+    uint32_t max_streams;          /* calls open at a time; beyond it RESOURCE_EXHAUSTED */
+    uint32_t request_timeout_ms;   /* from a call's start to its first message; 0 = none */
+    const struct dmk_rpc_tls *tls; /* NULL: none; read inside dmk_rpc_server_new only */
+    bool reflect;                  /* serve grpc.reflection.v1 and v1alpha */
+    /* Who may call, by the metadata "authorization" (NULL: not sent); false: UNAUTHENTICATED. Asked for every
+     * method but those of grpc.health.v1. NULL: everybody. */
+    bool (*allow)(void *ud, const char *authorization);
+    void *allow_ud;
 };
 
 int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *conf,
@@ -85,6 +102,9 @@ void dmk_rpc_server_free(struct dmk_rpc_server **server);
 /* A connection of its own even when another channel has the same target. It is made at the first call and
  * made again by itself, with pauses of 0.1 to 2 s; a call during a pause fails at once (UNAVAILABLE). */
 struct dmk_rpc_channel *dmk_rpc_channel_new(struct dmk_rpc *rpc, const char *target);
+/* The same over TLS; fails when a file can not be used. */
+int dmk_rpc_channel_new_tls(struct dmk_rpc *rpc, const char *target, const struct dmk_rpc_tls *tls,
+                            struct dmk_rpc_channel **ret, struct dmk_error *reterr);
 /* As dmk_rpc_server_free. */
 void dmk_rpc_channel_free(struct dmk_rpc_channel **channel);
 /* deadline_ms 0 = none. on_closed comes also when the connection can not be made. */
@@ -100,6 +120,11 @@ size_t dmk_rpc_queued_bytes(const struct dmk_rpc_stream *stream);
 /* Server: end with a status, after what is queued. Client: half-close (code and text are not used). No
  * sends after it. */
 void dmk_rpc_finish(struct dmk_rpc_stream *stream, enum dmk_rpc_code code, const char *text);
+/* Server: metadata that goes with the status; before dmk_rpc_finish, at most DMK_RPC_MAX_TRAILERS. Keys are in
+ * lower case; the value of one that ends in "-bin" may be any bytes, that of another printable text (what is
+ * not becomes '?'). */
+#define DMK_RPC_MAX_TRAILERS 4
+void dmk_rpc_set_trailer(struct dmk_rpc_stream *stream, const char *key, struct dmk_bytes value);
 /* Ends it at once; on_closed follows (CANCELLED). */
 void dmk_rpc_cancel(struct dmk_rpc_stream *stream);
 /* Request metadata of a server stream (key in lower case); NULL when absent. Lives as long as it. */

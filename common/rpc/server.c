@@ -5,10 +5,13 @@
 #include "common/rpc/internal.h"
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
+#include <grpc/support/alloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include "common/base/clock.h"
 
-#define MAX_METHODS 16
+#define MAX_METHODS   32
+#define LOOK_EVERY_MS 500 /* for calls whose first message is late */
 
 struct dmk_rpc_server {
     struct dmk_list node; /* in rpc.servers */
@@ -22,10 +25,16 @@ struct dmk_rpc_server {
     uint32_t n_streams;
     unsigned refs; /* accepts, refusals, calls, the shutdown, and one for the owner */
     bool freed;
+    uint64_t request_timeout_ns; /* 0: none */
+    struct dmk_timer *timer;     /* NULL: there is no such time */
+    bool (*allow)(void *ud, const char *authorization);
+    void *allow_ud;
+    struct dmk_rpc__tls *tls; /* NULL: none */
     uint16_t port;
     struct dmk_list streams;
     struct dmk_rpc__op op_shutdown;
     struct dmk_rpc__health *health;
+    struct dmk_rpc__reflect *reflect; /* NULL: not served */
 };
 
 /* A call that waits to come, or one that is only told why it can not be. */
@@ -77,6 +86,8 @@ void dmk_rpc__server_unref(struct dmk_rpc_server *server)
         server->rpc->n_objects--;
         grpc_server_destroy(server->server);
         dmk_rpc__health_free(&server->health);
+        dmk_rpc__reflect_free(&server->reflect);
+        dmk_rpc__tls_free(&server->tls); /* no handshake asks for a certificate any more */
         free(server);
     }
 }
@@ -131,6 +142,7 @@ static void open_stream(struct accept *accept)
     s->request_md = accept->md;
     grpc_metadata_array_init(&accept->md);
     s->server = server;
+    s->opened_ns = dmk_clock_ns();
     server->refs++;
     server->n_streams++;
     dmk_list_push_back(&server->streams, &s->node);
@@ -148,6 +160,31 @@ static void open_stream(struct accept *accept)
 
 static void accept_next(struct dmk_rpc_server *server, const struct dmk_rpc_method *method);
 
+/* Probes of a cluster have no keys. */
+static bool is_health(const struct dmk_rpc_method *method)
+{
+    return strncmp(method->path, "/grpc.health.v1.", 16) == 0;
+}
+
+static bool is_allowed(const struct accept *accept)
+{
+    const struct dmk_rpc_server *server = accept->server;
+    char *sent = NULL;
+    bool ok;
+
+    if (!server->allow || is_health(accept->method)) {
+        return true;
+    }
+    for (size_t i = 0; i < accept->md.count && !sent; i++) {
+        if (grpc_slice_str_cmp(accept->md.metadata[i].key, "authorization") == 0) {
+            sent = grpc_slice_to_c_string(accept->md.metadata[i].value);
+        }
+    }
+    ok = server->allow(server->allow_ud, sent);
+    gpr_free(sent);
+    return ok;
+}
+
 static void on_accept(void *obj, bool ok)
 {
     struct accept *accept = obj;
@@ -158,8 +195,14 @@ static void on_accept(void *obj, bool ok)
         return;
     }
     accept_next(server, accept->method); /* first, so that none has to wait */
-    if (!accept->method) {
+    if (!dmk_rpc__tls_is_client(server->tls, accept->call)) {
+        refuse(accept, DMK_RPC_PERMISSION_DENIED,
+               "the client's certificate does not have the name that may call here");
+    } else if (!accept->method) {
         refuse(accept, DMK_RPC_UNIMPLEMENTED, "this method is not served here");
+    } else if (!is_allowed(accept)) {
+        refuse(accept, DMK_RPC_UNAUTHENTICATED,
+               "a key is needed: metadata authorization: Bearer KEY");
     } else if (server->n_streams >= server->max_streams) {
         refuse(accept, DMK_RPC_RESOURCE_EXHAUSTED, "too many calls are open at this server");
     } else {
@@ -199,16 +242,45 @@ static void on_shutdown(void *obj, bool ok)
     dmk_rpc__server_unref(obj);
 }
 
-static int listen_on(struct dmk_rpc_server *server, const char *listen, struct dmk_error *reterr)
+/* Calls that were opened and then said nothing hold a place that others may want. */
+static void on_timer(void *ud)
 {
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
-    const int port = grpc_server_add_http2_port(server->server, listen, creds);
+    struct dmk_rpc_server *server = ud;
+    const uint64_t now = dmk_clock_ns();
 
+    for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
+        struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
+
+        if (!s->heard && now - s->opened_ns >= server->request_timeout_ns) {
+            dmk_rpc_finish(s, DMK_RPC_DEADLINE_EXCEEDED,
+                           "the call took too long to send its request");
+        }
+    }
+}
+
+static int listen_on(struct dmk_rpc_server *server, const struct dmk_rpc_server_conf *conf,
+                     struct dmk_error *reterr)
+{
+    grpc_server_credentials *creds;
+    int port;
+
+    if (conf->tls) {
+        const int rc = dmk_rpc__tls_server(conf->tls, &server->tls, &creds, reterr);
+
+        if (rc < 0) {
+            return rc;
+        }
+    } else {
+        creds = grpc_insecure_server_credentials_create();
+    }
+    port = grpc_server_add_http2_port(server->server, conf->listen, creds);
     grpc_server_credentials_release(creds);
     if (port <= 0) {
         return dmk_error_set(
             reterr, -DMK_EIO,
-            "gRPC can not listen on \"%s\": the address is in use or not of this host", listen);
+            "gRPC can not listen on \"%s\": the address is in use or not of this "
+            "host%s",
+            conf->listen, conf->tls ? ", or the certificate and its key do not go together" : "");
     }
     server->port = (uint16_t)port;
     return 0;
@@ -223,8 +295,11 @@ int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *co
     int status;
 
     dmk_assert(server);
-    dmk_assert(conf->n_methods + DMK_RPC__HEALTH_METHODS <= MAX_METHODS);
+    dmk_assert(conf->n_methods + DMK_RPC__HEALTH_METHODS + DMK_RPC__REFLECT_METHODS <= MAX_METHODS);
     server->rpc = rpc;
+    server->allow = conf->allow;
+    server->allow_ud = conf->allow_ud;
+    server->request_timeout_ns = conf->request_timeout_ms * DMK_NS_PER_MS;
     server->max_streams = conf->max_streams;
     server->max_queue_bytes =
         conf->max_queue_bytes ? conf->max_queue_bytes : DMK_RPC_MAX_QUEUE_BYTES;
@@ -241,12 +316,17 @@ int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *co
     memcpy(server->methods, conf->methods, conf->n_methods * sizeof(*conf->methods));
     dmk_rpc__health_methods(server->health, &server->methods[conf->n_methods]);
     server->n_methods = conf->n_methods + DMK_RPC__HEALTH_METHODS;
+    if (conf->reflect) {
+        server->reflect = dmk_rpc__reflect_new(server->methods, server->n_methods);
+        dmk_rpc__reflect_methods(server->reflect, &server->methods[server->n_methods]);
+        server->n_methods += DMK_RPC__REFLECT_METHODS;
+    }
     for (size_t i = 0; i < server->n_methods; i++) {
         server->registered[i] = grpc_server_register_method(server->server, server->methods[i].path,
                                                             NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         dmk_assert(server->registered[i]);
     }
-    status = listen_on(server, conf->listen, reterr);
+    status = listen_on(server, conf, reterr);
     grpc_server_start(server->server);
     rpc->n_objects++;
     dmk_list_push_back(&rpc->servers, &server->node);
@@ -258,6 +338,11 @@ int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *co
         accept_next(server, &server->methods[i]);
     }
     accept_next(server, NULL);
+    if (conf->request_timeout_ms > 0) {
+        server->timer = dmk_timer_new(rpc->loop, on_timer, server);
+        dmk_assert(server->timer);
+        dmk_timer_start(server->timer, LOOK_EVERY_MS, LOOK_EVERY_MS);
+    }
     *ret = server;
     return 0;
 }
@@ -291,6 +376,9 @@ void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
     }
     *serverp = NULL;
     server->freed = true;
+    if (server->timer) {
+        dmk_timer_free(&server->timer);
+    }
     dmk_list_remove(&server->node);
     while (!dmk_list_empty(&server->streams)) {
         dmk_rpc__stream_drop(dmk_container_of(server->streams.next, struct dmk_rpc_stream, node),

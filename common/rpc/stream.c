@@ -69,6 +69,10 @@ static void unref(struct dmk_rpc_stream *s)
     for (unsigned i = 0; i < s->n_md_texts; i++) {
         gpr_free(s->md_texts[i]);
     }
+    for (unsigned i = 0; i < s->n_trailers; i++) {
+        grpc_slice_unref(s->trailers[i].key);
+        grpc_slice_unref(s->trailers[i].value);
+    }
     gpr_free(s->peer);
     free(s);
     rpc->n_objects--;
@@ -179,6 +183,7 @@ static void on_recv(void *obj, bool ok)
 
     s->recv = NULL;
     s->recv_busy = false;
+    s->heard = true;
     if (bytes) {
         if (!s->closed && ok) {
             deliver(s, bytes);
@@ -272,6 +277,8 @@ static size_t add_end(struct dmk_rpc_stream *s, grpc_op *op, grpc_slice *details
     op->op = GRPC_OP_SEND_STATUS_FROM_SERVER;
     op->data.send_status_from_server.status = (grpc_status_code)s->code;
     op->data.send_status_from_server.status_details = details;
+    op->data.send_status_from_server.trailing_metadata = s->trailers;
+    op->data.send_status_from_server.trailing_metadata_count = s->n_trailers;
     return 1;
 }
 
@@ -364,6 +371,30 @@ void dmk_rpc_finish(struct dmk_rpc_stream *s, enum dmk_rpc_code code, const char
     if (!s->send_busy) {
         dmk_loop_defer(s->rpc->loop, &s->pump);
     }
+}
+
+void dmk_rpc_set_trailer(struct dmk_rpc_stream *s, const char *key, struct dmk_bytes value)
+{
+    const size_t n = strlen(key);
+    const bool binary = n > 4 && strcmp(key + n - 4, "-bin") == 0;
+    grpc_metadata *md = &s->trailers[s->n_trailers];
+
+    dmk_assert(s->server);
+    dmk_assert(s->n_trailers < DMK_RPC_MAX_TRAILERS);
+    if (s->closed || s->finishing) {
+        return;
+    }
+    *md = (grpc_metadata){.key = grpc_slice_from_copied_string(key),
+                          .value =
+                              grpc_slice_from_copied_buffer((const char *)value.data, value.len)};
+    for (size_t i = 0; i < value.len && !binary; i++) {
+        uint8_t *byte = &GRPC_SLICE_START_PTR(md->value)[i];
+
+        if (*byte < 0x20 || *byte > 0x7e) {
+            *byte = '?';
+        }
+    }
+    s->n_trailers++;
 }
 
 void dmk_rpc_cancel(struct dmk_rpc_stream *s)
