@@ -1,5 +1,4 @@
 /* Bodies about the router itself: health, models, metrics; and who may ask. Loop only. */
-#include <strings.h>
 #include "router/json_out.h"
 #include "router/router.h"
 
@@ -10,35 +9,15 @@ bool dmk_router_is_ready(const struct dmk_router *router)
             dmk_fleet_n_usable(router->fleet, DMK_WORKER_PREFILL) > 0);
 }
 
-/* Compares in a time that depends on the length of what was sent only. */
-static bool is_key(struct dmk_str sent, const char *key)
-{
-    const size_t len = strlen(key);
-    unsigned char differs = sent.len != len;
-
-    for (size_t i = 0; i < sent.len; i++) {
-        differs |= (unsigned char)(sent.data[i] ^ key[len > 0 ? i % len : 0]);
-    }
-    return differs == 0;
-}
-
 bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text)
 {
-    static const char bearer[] = "Bearer ";
-    const size_t skip = sizeof(bearer) - 1;
-    bool found = false;
+    return dmk_keys_allow(router->api_keys, text);
+}
 
-    if (router->conf->api_keys.n == 0) {
-        return true;
-    }
-    if (!text.data || text.len <= skip || strncasecmp(text.data, bearer, skip) != 0) {
-        return false;
-    }
-    text = (struct dmk_str){text.data + skip, text.len - skip};
-    for (size_t i = 0; i < router->conf->api_keys.n; i++) {
-        found |= is_key(text, router->conf->api_keys.items[i]);
-    }
-    return found;
+bool dmk_router_is_admin(const struct dmk_router *router, struct dmk_str text)
+{
+    return dmk_keys_allow(
+        dmk_keys_needed(router->admin_keys) ? router->admin_keys : router->api_keys, text);
 }
 
 static void put_worker(struct dmk_buf *out, const struct dmk_worker *w)

@@ -64,8 +64,10 @@ struct dmk_api_limits {
     size_t max_conv_bytes;
     uint32_t max_messages;
     uint32_t max_tools;
-    uint32_t max_context; /* of the workers that are up; 0 = none is */
-    int64_t date_unix_s;  /* what a chat format prints as the current date; < 0 = none */
+    uint32_t max_schema_depth; /* of a schema; 0 = no bound */
+    size_t max_schema_bytes;   /* of its compact text; 0 = no bound */
+    uint32_t max_context;      /* of the workers that are up; 0 = none is */
+    int64_t date_unix_s;       /* what a chat format prints as the current date; < 0 = none */
 };
 
 struct dmk_dialect {

@@ -13,18 +13,28 @@ struct dmk_router_conf {
     char *model_name;
     struct dmk_conf_list model_aliases;
     struct dmk_conf_list prefill, decode;
-    struct dmk_conf_list api_keys;
+    struct dmk_conf_list api_keys, admin_keys;
+    char *api_keys_file, *admin_keys_file;
+    char *tls_cert, *tls_key, *tls_client_ca; /* "" = no TLS; no certificate asked of clients */
+    bool admin_tls;
+    char *worker_tls_ca, *worker_tls_cert, *worker_tls_key, *worker_tls_name;
     bool local_prefill;
     bool mixed_numerics;
     uint32_t max_context; /* 0 = as the decode workers say */
     char *date;
+    bool recipient_in_channel, library_schema_text, library_drop_rule;
 
     uint32_t max_requests;
     uint32_t max_waiting;
     uint64_t max_tokens_in_flight;
     uint32_t max_choices;
     uint32_t max_connections;
+    uint32_t max_grpc_calls;
+    uint64_t max_header_bytes;
     uint64_t max_body_bytes;
+    uint32_t max_messages, max_tools;
+    uint32_t max_schema_depth;
+    uint64_t max_schema_bytes;
     uint64_t max_prompt_tokens;
     uint64_t max_write_bytes;
     uint64_t index_blocks;

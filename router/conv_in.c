@@ -6,6 +6,7 @@
 
 #define MAX_NAME_BYTES 64
 #define MAX_CALLS      8192
+#define MAX_LEVELS     64
 
 struct path {
     char text[96];
@@ -205,6 +206,66 @@ int dmk_conv_in_answer(struct dmk_conv_in *in, struct dmk_message *m, const json
     return dmk_conv_failed(in->conv) ? dmk_conv_in_too_big(in) : 0;
 }
 
+/* Levels of objects and lists; counts no further than max + 1 <= MAX_LEVELS. */
+static uint32_t count_levels(const json_t *root, uint32_t max)
+{
+    struct {
+        const json_t *value;
+        void *member; /* of an object: the next one */
+        size_t index; /* of a list */
+    } stack[MAX_LEVELS];
+    uint32_t depth = 0, deepest = 0;
+    const json_t *v = root;
+
+    for (;;) {
+        if (json_is_object(v) || json_is_array(v)) {
+            stack[depth].value = v;
+            stack[depth].member = json_object_iter((json_t *)(uintptr_t)v);
+            stack[depth].index = 0;
+            depth++;
+            deepest = depth > deepest ? depth : deepest;
+            if (deepest > max) {
+                return deepest;
+            }
+        }
+        v = NULL;
+        while (depth > 0 && !v) {
+            const json_t *top = stack[depth - 1].value;
+
+            if (json_is_object(top) && stack[depth - 1].member) {
+                v = json_object_iter_value(stack[depth - 1].member);
+                stack[depth - 1].member =
+                    json_object_iter_next((json_t *)(uintptr_t)top, stack[depth - 1].member);
+            } else if (json_is_array(top)) {
+                v = json_array_get(top, stack[depth - 1].index++);
+            }
+            depth -= v == NULL;
+        }
+        if (!v) {
+            return deepest;
+        }
+    }
+}
+
+int dmk_conv_in_schema(const json_t *schema, const struct dmk_api_limits *limits, const char *param,
+                       struct dmk_api_error *reterr)
+{
+    if (!json_is_object(schema)) {
+        return dmk_api_bad(reterr, param, "%s must be a JSON schema, that is an object", param);
+    }
+    if (limits->max_schema_depth > 0 &&
+        count_levels(schema, limits->max_schema_depth) > limits->max_schema_depth) {
+        return dmk_api_bad(reterr, param, "%s is nested deeper than %u levels", param,
+                           limits->max_schema_depth);
+    }
+    if (limits->max_schema_bytes > 0 &&
+        json_dumpb(schema, NULL, 0, JSON_COMPACT) > limits->max_schema_bytes) {
+        return dmk_api_bad(reterr, param, "%s has more than %zu bytes", param,
+                           limits->max_schema_bytes);
+    }
+    return 0;
+}
+
 int dmk_conv_in_tool(struct dmk_conv_in *in, const json_t *fn, const char *prefix)
 {
     const json_t *name = json_object_get(fn, "name");
@@ -220,10 +281,9 @@ int dmk_conv_in_tool(struct dmk_conv_in *in, const json_t *fn, const char *prefi
         (rc = dmk_field_bool(fn, prefix, "strict", &strict, in->err)) < 0) {
         return rc;
     }
-    if (parameters && !json_is_object(parameters)) {
-        const struct path p = path_of(prefix, "parameters");
-
-        return dmk_api_bad(in->err, p.text, "%s must be a JSON schema", p.text);
+    if (parameters && (rc = dmk_conv_in_schema(parameters, in->limits,
+                                               path_of(prefix, "parameters").text, in->err)) < 0) {
+        return rc;
     }
     tool = dmk_conv_add_tool(in->conv);
     if (!tool) {

@@ -39,5 +39,9 @@ int dmk_conv_in_answer(struct dmk_conv_in *in, struct dmk_message *m, const json
 /* A declared function: name, description, parameters, strict in fn, whose path with its dot is prefix. */
 int dmk_conv_in_tool(struct dmk_conv_in *in, const json_t *fn, const char *prefix);
 
+/* A JSON schema that a client sent: an object within the limits of depth and size. */
+int dmk_conv_in_schema(const json_t *schema, const struct dmk_api_limits *limits, const char *param,
+                       struct dmk_api_error *reterr);
+
 /* Reasoning effort; NULL: medium. */
 int dmk_conv_in_effort(struct dmk_conv_in *in, const json_t *v, const char *param);

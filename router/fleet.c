@@ -340,7 +340,20 @@ static void dial(struct dmk_worker *w)
     dmk_rpc_channel_free(&w->channel);
     w->incarnation = 0;
     w->told = w->refused = false;
-    w->channel = dmk_rpc_channel_new(fleet->conf.rpc, w->address);
+    w->channel = NULL;
+    if (fleet->conf.tls) {
+        struct dmk_rpc_tls tls = fleet->tls;
+        struct dmk_error error;
+
+        if (!tls.name || !tls.name[0]) {
+            tls.name = w->host; /* "": the address */
+        }
+        if (dmk_rpc_channel_new_tls(fleet->conf.rpc, w->address, &tls, &w->channel, &error) < 0) {
+            dmk_log_error("TLS to worker %s: %s", w->address, error.text);
+        }
+    } else {
+        w->channel = dmk_rpc_channel_new(fleet->conf.rpc, w->address);
+    }
     w->stream =
         w->channel ? dmk_rpc_call(w->channel, "/damask.v1.Worker/Connect", 0, &events) : NULL;
     if (!w->stream) {
@@ -367,7 +380,7 @@ int dmk_worker_send(struct dmk_worker *worker, Damask__V1__RouterMessage *messag
 }
 
 int dmk_fleet__worker_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *address,
-                          bool named, struct dmk_worker **ret)
+                          const char *host, struct dmk_worker **ret)
 {
     struct dmk_worker *w;
     size_t slot = DMK_FLEET_MAX_WORKERS;
@@ -393,7 +406,8 @@ int dmk_fleet__worker_add(struct dmk_fleet *fleet, enum dmk_worker_role role, co
     w->fleet = fleet;
     w->slot = (uint32_t)slot;
     w->role = role;
-    w->named = named;
+    w->named = host != NULL;
+    (void)snprintf(w->host, sizeof(w->host), "%s", host ? host : "");
     w->pause_ms = PAUSE_MIN_MS;
     (void)snprintf(w->address, sizeof(w->address), "%s", address);
     (void)snprintf(w->id, sizeof(w->id), "%.63s", address);
@@ -422,6 +436,18 @@ void dmk_fleet__worker_remove(struct dmk_worker *w)
     }
 }
 
+/* Files that can not be used are told at the start; they are read for each dial. */
+static int check_tls(const struct dmk_fleet_conf *conf, struct dmk_error *reterr)
+{
+    struct dmk_rpc_channel *channel;
+    const int rc = dmk_rpc_channel_new_tls(conf->rpc, "unix:/nowhere", conf->tls, &channel, reterr);
+
+    if (rc == 0) {
+        dmk_rpc_channel_free(&channel);
+    }
+    return rc;
+}
+
 int dmk_fleet_new(const struct dmk_fleet_conf *conf, struct dmk_fleet **ret,
                   struct dmk_error *reterr)
 {
@@ -433,9 +459,14 @@ int dmk_fleet_new(const struct dmk_fleet_conf *conf, struct dmk_fleet **ret,
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the fleet");
     }
     fleet->conf = *conf;
+    if (conf->tls) {
+        fleet->tls = *conf->tls;
+        fleet->conf.tls = &fleet->tls;
+        rc = check_tls(conf, reterr);
+    }
     dmk_rpc_arena_init(&fleet->arena, ARENA_BYTES);
     fleet->index = dmk_index_new(conf->index_blocks);
-    if (!fleet->index) {
+    if (!fleet->index && rc == 0) {
         rc = dmk_error_set(reterr, -DMK_ENOMEM, "no memory for an index of %zu blocks",
                            conf->index_blocks);
     }

@@ -52,8 +52,9 @@ struct dmk_worker {
     uint64_t full_until_ns; /* it said that it has no room */
 
     /* ---- the fleet's own */
-    bool named;   /* came from a host name: may vanish */
-    bool removed; /* vanished; freed when its stream ends */
+    char host[256]; /* as the list names it: what its certificate must name */
+    bool named;     /* came from a host name: may vanish */
+    bool removed;   /* vanished; freed when its stream ends */
     struct dmk_rpc_channel *channel;
     struct dmk_rpc_stream *stream;
     struct dmk_timer *timer; /* reconnect, or the wait for hello */
@@ -83,6 +84,9 @@ struct dmk_fleet_conf {
     size_t index_blocks;
     uint64_t resolve_ms;
     uint64_t hello_timeout_ms;
+    const struct dmk_rpc_tls
+        *tls; /* for all workers, or NULL; copied, its texts are not. Without a name in
+                                    * it a worker must have that of its entry in the lists */
     struct dmk_stats *stats;
     struct dmk_fleet_events events;
 };

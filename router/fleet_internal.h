@@ -8,6 +8,7 @@ struct dmk_fleet_name; /* one entry of a list that is a host name */
 
 struct dmk_fleet {
     struct dmk_fleet_conf conf;
+    struct dmk_rpc_tls tls; /* when conf.tls is given: that points here */
     struct dmk_worker *workers[DMK_FLEET_MAX_WORKERS];
     struct dmk_index *index;
     struct dmk_rpc_arena arena; /* of the message being read */
@@ -16,9 +17,10 @@ struct dmk_fleet {
     bool closing;
 };
 
-/* Finds the address or starts to dial it; -DMK_EFULL when all slots are taken. */
+/* Finds the address or starts to dial it; -DMK_EFULL when all slots are taken. host: the name that led to it, or
+ * NULL when the list has the address itself. */
 int dmk_fleet__worker_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *address,
-                          bool named, struct dmk_worker **ret);
+                          const char *host, struct dmk_worker **ret);
 /* Its address vanished: goes at once, or with its stream when it is up. */
 void dmk_fleet__worker_remove(struct dmk_worker *worker);
 void dmk_fleet__count(struct dmk_fleet *fleet);

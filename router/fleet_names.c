@@ -89,7 +89,7 @@ static void looked_up(void *ud)
     for (size_t i = 0; i < name->n_last; i++) {
         struct dmk_worker *w;
 
-        if (dmk_fleet__worker_add(fleet, name->role, name->last[i], true, &w) < 0) {
+        if (dmk_fleet__worker_add(fleet, name->role, name->last[i], name->host, &w) < 0) {
             dmk_log_warn("worker %s of %s is left out: at most %d workers", name->last[i],
                          name->host, DMK_FLEET_MAX_WORKERS);
         }
@@ -131,7 +131,7 @@ int dmk_fleet__names_add(struct dmk_fleet *fleet, enum dmk_worker_role role, con
     size_t len;
 
     if (strncmp(entry, "unix:", 5) == 0) {
-        return dmk_fleet__worker_add(fleet, role, entry, false, &w);
+        return dmk_fleet__worker_add(fleet, role, entry, NULL, &w);
     }
     len = colon ? (size_t)(colon - entry) : 0;
     if (len == 0 || len >= sizeof(host) || strlen(colon + 1) == 0 || strlen(colon + 1) > 5 ||
@@ -142,7 +142,7 @@ int dmk_fleet__names_add(struct dmk_fleet *fleet, enum dmk_worker_role role, con
     memcpy(host, entry, len);
     host[len] = '\0';
     if (is_ip(host) || host[0] == '[') {
-        const int rc = dmk_fleet__worker_add(fleet, role, entry, false, &w);
+        const int rc = dmk_fleet__worker_add(fleet, role, entry, NULL, &w);
 
         return rc < 0 ? dmk_error_set(reterr, rc, "worker %s: at most %d workers", entry,
                                       DMK_FLEET_MAX_WORKERS)

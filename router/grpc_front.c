@@ -6,8 +6,6 @@
 #include "proto/damask_frontend.pb-c.h"
 #include "router/router.h"
 
-#define MAX_STREAMS 4096
-
 struct dmk_grpc_front {
     struct dmk_router *router;
     struct dmk_rpc_server *server;
@@ -130,21 +128,20 @@ static const char *valid(const char *text, bool (*is_valid)(struct dmk_str))
     return text && is_valid(dmk_str_from(text)) ? text : NULL;
 }
 
-/* True when the caller may go on; else the call has been answered. */
+/* True for the first message of a call; what comes after it is ignored. */
 static bool check_call(struct call *c)
 {
-    const char *key = dmk_rpc_metadata(c->stream, "authorization");
+    const bool first = !c->answered;
 
-    if (c->answered) {
-        return false;
-    }
     c->answered = true;
-    if (!dmk_router_is_allowed(c->front->router, dmk_str_from(key))) {
-        dmk_rpc_finish(c->stream, DMK_RPC_UNAUTHENTICATED,
-                       "an API key is needed: authorization: Bearer KEY");
-        return false;
-    }
-    return true;
+    return first;
+}
+
+static bool allow(void *ud, const char *authorization)
+{
+    const struct dmk_grpc_front *f = ud;
+
+    return dmk_router_is_allowed(f->router, dmk_str_from(authorization));
 }
 
 static void on_chat(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes message)
@@ -252,12 +249,20 @@ int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dm
         {"/damask.v1.Frontend/Chat", on_open_chat, f},
         {"/damask.v1.Frontend/ListModels", on_open_list_models, f},
     };
+    const struct dmk_rpc_tls tls = {.cert = router->conf->tls_cert,
+                                    .key = router->conf->tls_key,
+                                    .ca = router->conf->tls_client_ca};
     const struct dmk_rpc_server_conf conf = {
         .listen = router->conf->grpc_listen,
         .methods = methods,
         .n_methods = sizeof(methods) / sizeof(methods[0]),
         .max_message_bytes = router->conf->max_body_bytes,
-        .max_streams = MAX_STREAMS,
+        .max_streams = router->conf->max_grpc_calls,
+        .request_timeout_ms = (uint32_t)router->conf->read_timeout_ms,
+        .tls = router->conf->tls_cert[0] ? &tls : NULL,
+        .reflect = true,
+        .allow = allow,
+        .allow_ud = f,
     };
     int rc;
 

@@ -282,12 +282,15 @@ static void start_request(struct dmk_router *router, struct dmk_http_req *req,
     dmk_buf_fini(&headers);
 }
 
-/* What a path serves: its methods, whether it wants a key, and who answers. */
+/* Probes are for everybody; pages about the server want the admin's key. */
+enum key { KEY_NONE, KEY_API, KEY_ADMIN };
+
+/* What a path serves: its methods, the key it wants, and who answers. */
 struct route {
     const char *path;
     bool below;     /* and every path one level below it */
     unsigned parts; /* on which ports */
-    bool key;
+    enum key key;
     bool post; /* else GET and HEAD */
     void (*answer)(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest);
 };
@@ -369,17 +372,17 @@ static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, str
 }
 
 static const struct route routes[] = {
-    {"/v1/models", true, DMK_HTTP_API, .key = true, .answer = get_models},
-    {"/openapi.json", false, DMK_HTTP_API, .key = true, .answer = get_openapi},
-    {"/livez", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_livez},
-    {"/readyz", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_readyz},
-    {"/health", false, DMK_HTTP_API | DMK_HTTP_ADMIN, .answer = get_health},
-    {"/metrics", false, DMK_HTTP_ADMIN, .answer = get_metrics},
+    {"/v1/models", true, DMK_HTTP_API, KEY_API, .answer = get_models},
+    {"/openapi.json", false, DMK_HTTP_API, KEY_API, .answer = get_openapi},
+    {"/livez", false, DMK_HTTP_API | DMK_HTTP_ADMIN, KEY_NONE, .answer = get_livez},
+    {"/readyz", false, DMK_HTTP_API | DMK_HTTP_ADMIN, KEY_NONE, .answer = get_readyz},
+    {"/health", false, DMK_HTTP_API | DMK_HTTP_ADMIN, KEY_ADMIN, .answer = get_health},
+    {"/metrics", false, DMK_HTTP_ADMIN, KEY_ADMIN, .answer = get_metrics},
 };
 
 /* All dialects share this one. */
-static const struct route dialect_route = {NULL,        false,        DMK_HTTP_API,
-                                           .key = true, .post = true, .answer = post_dialect};
+static const struct route dialect_route = {NULL,    false,        DMK_HTTP_API,
+                                           KEY_API, .post = true, .answer = post_dialect};
 
 /* NULL: no such path on this port. *ret_rest: what stands below the path. */
 static const struct route *find_route(unsigned parts, struct dmk_str path, struct dmk_str *ret_rest)
@@ -406,11 +409,16 @@ static const struct route *find_route(unsigned parts, struct dmk_str path, struc
     return NULL;
 }
 
-static bool check_key(const struct dmk_router *router, struct dmk_http_req *req)
+/* A path that is none (NULL) wants the key of its port. */
+static bool check_key(const struct dmk_http_front *port, struct dmk_http_req *req,
+                      const struct route *route)
 {
+    const struct dmk_str sent = dmk_http_header(req, "authorization");
+    const enum key key = route ? route->key : port->parts & DMK_HTTP_API ? KEY_API : KEY_ADMIN;
     struct dmk_api_error error;
 
-    if (dmk_router_is_allowed(router, dmk_http_header(req, "authorization"))) {
+    if (key == KEY_NONE || (key == KEY_API && dmk_router_is_allowed(port->router, sent)) ||
+        (key == KEY_ADMIN && dmk_router_is_admin(port->router, sent))) {
         return true;
     }
     (void)dmk_api_fail(&error, 401, "invalid_api_key",
@@ -448,11 +456,15 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     struct dmk_api_error error;
     char quoted[68];
 
+    /* Whoever has no key learns no more than that, whatever the path. */
+    if (!check_key(port, req, route)) {
+        return;
+    }
     if (!route) {
         (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
                            dmk_api_quote(dmk_http_path(req), quoted));
         respond_error(req, &error, NULL);
-    } else if ((!route->key || check_key(port->router, req)) && check_method(route, req)) {
+    } else if (check_method(route, req)) {
         route->answer(port->router, req, rest);
     }
 }

@@ -1,7 +1,7 @@
 /* damask-router: wiring only. Builds the objects, runs the loop, tears down in reverse.
  *
  * SIGTERM and SIGINT: readiness goes off at once, no new requests are taken, running ones have the
- * drain limit to end, then the loop stops. A second signal stops at once. */
+ * drain limit to end, then the loop stops. A second signal stops at once. SIGHUP reads certificates again. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ struct program {
     struct dmk_http_server *http, *admin;
     struct dmk_http_front http_front, admin_front;
     struct dmk_grpc_front *grpc;
-    struct dmk_signal *signals[2];
+    struct dmk_signal *signals[2], *hup;
     struct dmk_timer *timer; /* watches readiness; then the drain limit */
     bool was_ready;
     bool aborted;
@@ -104,17 +104,33 @@ static void on_signal(void *ud)
     dmk_timer_start(p->timer, 10, 10);
 }
 
+/* Certificates and keys are looked at by themselves; who has just written them need not wait. gRPC asks for its
+ * own at the next handshake anyway. */
+static void on_hup(void *ud)
+{
+    struct program *p = ud;
+
+    dmk_log_info("SIGHUP: certificates are read again");
+    dmk_http_server_reload(p->http);
+    if (p->admin) {
+        dmk_http_server_reload(p->admin);
+    }
+}
+
 static int start_http(struct program *p, struct dmk_error *reterr)
 {
     struct dmk_http_conf conf = {
         .host = p->conf.http_host,
         .port = (uint16_t)p->conf.http_port,
         .max_connections = p->conf.max_connections,
-        .max_header_bytes = 16384,
+        .max_header_bytes = p->conf.max_header_bytes,
         .max_body_bytes = p->conf.max_body_bytes,
         .max_write_bytes = p->conf.max_write_bytes,
         .idle_timeout_ms = (uint32_t)p->conf.idle_timeout_ms,
         .request_timeout_ms = (uint32_t)p->conf.read_timeout_ms,
+        .tls_cert = p->conf.tls_cert,
+        .tls_key = p->conf.tls_key,
+        .tls_client_ca = p->conf.tls_client_ca,
         .on_request = dmk_http_front_on_request,
         .on_error = dmk_http_front_on_error,
         .ud = &p->http_front,
@@ -131,6 +147,10 @@ static int start_http(struct program *p, struct dmk_error *reterr)
     conf.host = p->conf.admin_host;
     conf.port = (uint16_t)p->conf.admin_port;
     conf.max_connections = 64;
+    if (!p->conf.admin_tls) {
+        conf.tls_cert = conf.tls_key = NULL;
+    }
+    conf.tls_client_ca = NULL;
     conf.max_body_bytes = 65536;
     conf.ud = &p->admin_front;
     return dmk_http_server_new(p->router.loop, &conf, &p->admin, reterr);
@@ -138,6 +158,10 @@ static int start_http(struct program *p, struct dmk_error *reterr)
 
 static int start_fleet(struct program *p, struct dmk_error *reterr)
 {
+    const struct dmk_rpc_tls tls = {.cert = p->conf.worker_tls_cert,
+                                    .key = p->conf.worker_tls_key,
+                                    .ca = p->conf.worker_tls_ca,
+                                    .name = p->conf.worker_tls_name};
     const struct dmk_fleet_conf conf = {
         .loop = p->router.loop,
         .rpc = p->rpc,
@@ -147,6 +171,7 @@ static int start_fleet(struct program *p, struct dmk_error *reterr)
         .incarnation = dmk_random_u64(),
         .index_blocks = p->conf.index_blocks,
         .resolve_ms = p->conf.resolve_ms,
+        .tls = p->conf.worker_tls_ca[0] ? &tls : NULL,
         .hello_timeout_ms = p->conf.hello_timeout_ms,
         .stats = &p->stats,
         .events = dmk_requests_fleet_events(p->router.requests),
@@ -169,6 +194,12 @@ static int start(struct program *p, struct dmk_error *reterr)
     dmk_id128_format(dmk_id128_random(), p->router_id);
     p->router = (struct dmk_router){
         .conf = &p->conf, .stats = &p->stats, .started_unix_s = dmk_clock_unix_s()};
+    if ((rc = dmk_keys_new(&p->conf.api_keys, p->conf.api_keys_file, &p->router.api_keys, reterr)) <
+            0 ||
+        (rc = dmk_keys_new(&p->conf.admin_keys, p->conf.admin_keys_file, &p->router.admin_keys,
+                           reterr)) < 0) {
+        return rc;
+    }
     if ((rc = dmk_stats_init(&p->stats, p->conf.model_name)) < 0) {
         return dmk_error_set(reterr, rc, "no memory for metrics");
     }
@@ -188,14 +219,16 @@ static int start(struct program *p, struct dmk_error *reterr)
     for (int i = 0; i < 2; i++) {
         p->signals[i] = dmk_signal_new(p->router.loop, numbers[i], on_signal, p);
     }
+    p->hup = dmk_signal_new(p->router.loop, SIGHUP, on_hup, p);
     p->timer = dmk_timer_new(p->router.loop, on_timer, p);
-    if (!p->timer || !p->signals[0] || !p->signals[1]) {
+    if (!p->timer || !p->hup || !p->signals[0] || !p->signals[1]) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for signals and timers");
     }
     dmk_timer_start(p->timer, 20, 100);
-    dmk_log_info("router %s serves model \"%s\" on http://%s:%u%s%s", p->router_id,
-                 p->conf.model_name, p->conf.http_host, dmk_http_server_port(p->http),
-                 p->grpc ? " and grpc://" : "", p->grpc ? p->conf.grpc_listen : "");
+    dmk_log_info("router %s serves model \"%s\" on http%s://%s:%u%s%s", p->router_id,
+                 p->conf.model_name, p->conf.tls_cert[0] ? "s" : "", p->conf.http_host,
+                 dmk_http_server_port(p->http), p->grpc ? " and grpc://" : "",
+                 p->grpc ? p->conf.grpc_listen : "");
     return 0;
 }
 
@@ -205,6 +238,9 @@ static void stop(struct program *p)
         if (p->signals[i]) {
             dmk_signal_free(&p->signals[i]);
         }
+    }
+    if (p->hup) {
+        dmk_signal_free(&p->hup);
     }
     if (p->timer) {
         dmk_timer_free(&p->timer);
@@ -228,6 +264,8 @@ static void stop(struct program *p)
         dmk_vocab_close(&p->router.vocab);
     }
     dmk_stats_fini(&p->stats);
+    dmk_keys_free(&p->router.api_keys);
+    dmk_keys_free(&p->router.admin_keys);
     dmk_conf_free(&dmk_router_program, &p->conf);
 }
 

@@ -213,8 +213,10 @@ static void set_limits(struct dmk_request *r)
     r->limits = (struct dmk_api_limits){
         .max_choices = all->conf.conf->max_choices,
         .max_conv_bytes = 2 * all->conf.conf->max_body_bytes + 65536,
-        .max_messages = 4096,
-        .max_tools = 512,
+        .max_messages = all->conf.conf->max_messages,
+        .max_tools = all->conf.conf->max_tools,
+        .max_schema_depth = all->conf.conf->max_schema_depth,
+        .max_schema_bytes = all->conf.conf->max_schema_bytes,
         .max_context = dmk_requests__context(all),
         .date_unix_s = all->date_unix_s == -2 ? dmk_clock_unix_s() : all->date_unix_s,
     };

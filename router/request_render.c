@@ -20,7 +20,12 @@ static bool knows_model(const struct dmk_router_conf *conf, const char *model)
 
 static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
 {
-    static const struct dmk_format_options options = {0};
+    const struct dmk_router_conf *conf = r->all->conf.conf;
+    const struct dmk_format_options options = {
+        .recipient_in_channel = conf->recipient_in_channel,
+        .library_schema_text = conf->library_schema_text,
+        .library_drop_rule = conf->library_drop_rule,
+    };
     const struct dmk_vocab *vocab = r->all->conf.vocab;
     struct dmk_ask *ask = &r->ask;
     struct dmk_error error = {0};

@@ -1,6 +1,7 @@
 /* What the fronts of the router share. Built by main.c; everything on the loop. */
 #pragma once
 
+#include "common/conf/keys.h"
 #include "router/request.h"
 
 struct dmk_router {
@@ -10,6 +11,7 @@ struct dmk_router {
     struct dmk_stats *stats;
     struct dmk_requests *requests;
     struct dmk_fleet *fleet;
+    struct dmk_keys *api_keys, *admin_keys;
     bool draining;
     int64_t started_unix_s;
     struct dmk_buf openapi; /* the served description of the API */
@@ -18,9 +20,9 @@ struct dmk_router {
 /* May serve: a decode worker is up, and a prefill worker too unless decode workers may do its work.
  * */
 bool dmk_router_is_ready(const struct dmk_router *router);
-/* True when no keys are asked for, or text ("Bearer ...", data NULL = none sent) holds one. Takes
- * the same time whatever the keys are. */
+/* Whether text ("Bearer ...", data NULL = none sent) opens the API, and the admin pages but probes. */
 bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text);
+bool dmk_router_is_admin(const struct dmk_router *router, struct dmk_str text);
 
 /* ---- admin.c: bodies of what both ports serve */
 void dmk_admin_health(const struct dmk_router *router, struct dmk_buf *out);

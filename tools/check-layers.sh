@@ -27,6 +27,7 @@ git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs grep -n '
     home["<yaml.h>"] = "common/conf"
     home["<xxhash.h>"] = "common/base"
     home["<llhttp.h>"] = "common/http"
+    home["<openssl/ssl.h>"] = "common/http"
     home["<cuda"] = "common/backend kernels/cuda"
     home["<nccl.h>"] = "common/coll"
   }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 
 #define OUT_MAX_BYTES                                                                              \
     (256u << 20) /* backstop for one whole answer; streams are bounded by the conf */
@@ -11,6 +12,7 @@
 #define KEEP_BYTES  (256u << 10) /* a larger output buffer is not kept between requests */
 
 static void start_reading(struct dmk_http__conn *conn);
+static void take_plain(struct dmk_http__conn *conn);
 
 static void on_handle_closed(uv_handle_t *handle)
 {
@@ -18,6 +20,7 @@ static void on_handle_closed(uv_handle_t *handle)
     struct dmk_http_server *server = conn->server;
 
     if (--conn->open_handles == 0) {
+        dmk_http__tls_close(conn);
         dmk_buf_fini(&conn->out);
         dmk_buf_fini(&conn->writing);
         free(conn->in);
@@ -123,6 +126,12 @@ static void on_shutdown(uv_shutdown_t *shutdown, int status)
 static void output_done(struct dmk_http__conn *conn)
 {
     if (conn->state == DMK_HTTP__LINGER) {
+        if (conn->ssl && !conn->tls_said_bye) {
+            conn->tls_said_bye = true;
+            dmk_http__tls_bye(conn);
+            dmk_http__conn_flush(conn); /* comes back here */
+            return;
+        }
         /* Closing with unread input would reset the connection and could eat the answer. */
         if (conn->shut) {
             return;
@@ -151,6 +160,9 @@ static void output_done(struct dmk_http__conn *conn)
     llhttp_resume(&conn->parser);
     start_reading(conn);
     dmk_http__conn_parse(conn); /* pipelined bytes */
+    if (conn->ssl) {
+        take_plain(conn);
+    }
 }
 
 static void on_written(uv_write_t *write, int status)
@@ -185,13 +197,20 @@ void dmk_http__conn_flush(struct dmk_http__conn *conn)
         dmk_http__conn_close(conn);
         return;
     }
-    if (conn->out.len == 0) {
+    if (conn->out.len == 0 && !(conn->ssl && dmk_http__tls_has_output(conn))) {
         output_done(conn);
         return;
     }
-    full = conn->out;
-    conn->out = conn->writing;
-    conn->writing = full;
+    if (conn->ssl) {
+        if (!dmk_http__tls_seal(conn, &conn->out, &conn->writing)) {
+            dmk_http__conn_close(conn);
+            return;
+        }
+    } else {
+        full = conn->out;
+        conn->out = conn->writing;
+        conn->writing = full;
+    }
     conn->written = 0;
     buf = uv_buf_init(conn->writing.data, (unsigned)conn->writing.len);
     n = uv_try_write((uv_stream_t *)&conn->tcp, &buf, 1);
@@ -232,6 +251,10 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
     struct dmk_buf body;
     bool json = server->conf.on_error != NULL;
 
+    if (conn->ssl && !conn->tls_ready) { /* there is no way to say it */
+        dmk_http__conn_close(conn);
+        return;
+    }
     if (conn->req) {
         dmk_http__req_free(conn->req);
         conn->req = NULL;
@@ -253,31 +276,42 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
     dmk_http__conn_dirty(conn);
 }
 
-static void on_alloc(uv_handle_t *handle, size_t size, uv_buf_t *buf)
+/* Room behind what waits to be parsed. */
+static size_t make_room(struct dmk_http__conn *conn)
 {
-    struct dmk_http__conn *conn = handle->data;
-
-    (void)size;
     if (conn->in_start > 0) {
         memmove(conn->in, conn->in + conn->in_start, conn->in_end - conn->in_start);
         conn->in_end -= conn->in_start;
         conn->in_start = 0;
     }
+    return DMK_HTTP__READ_BYTES - conn->in_end;
+}
+
+static void on_alloc(uv_handle_t *handle, size_t size, uv_buf_t *buf)
+{
+    struct dmk_http__conn *conn = handle->data;
+
+    (void)size;
+    if (conn->ssl) { /* what is read is taken over before anybody else reads */
+        *buf = uv_buf_init(conn->server->tls_in, DMK_HTTP__READ_BYTES);
+        return;
+    }
+    (void)make_room(conn);
     *buf = uv_buf_init(conn->in + conn->in_end, (unsigned)(DMK_HTTP__READ_BYTES - conn->in_end));
 }
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+static void stop_reading(struct dmk_http__conn *conn)
 {
-    struct dmk_http__conn *conn = stream->data;
+    uv_read_stop((uv_stream_t *)&conn->tcp);
+    conn->reading = false;
+}
 
-    (void)buf;
-    if (n == 0) {
-        return;
-    }
+/* n bytes stand behind in_end, or the input has ended (n < 0). */
+static void on_input(struct dmk_http__conn *conn, int64_t n)
+{
     if (n == UV_EOF && conn->state == DMK_HTTP__FLUSHING) {
         conn->close_after = true; /* the answer is made: it may still be read */
-        uv_read_stop(stream);
-        conn->reading = false;
+        stop_reading(conn);
         return;
     }
     if (n < 0) { /* also the end of the peer's sending half */
@@ -295,12 +329,51 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     if (conn->state == DMK_HTTP__PENDING || conn->state == DMK_HTTP__FLUSHING) {
         if (conn->in_end - conn->in_start == DMK_HTTP__READ_BYTES) {
             /* A pipeline this deep waits in the socket; its client leaving is seen when it is read on. */
-            uv_read_stop(stream);
-            conn->reading = false;
+            stop_reading(conn);
         }
         return;
     }
     dmk_http__conn_parse(conn);
+}
+
+/* Plain bytes out of TLS, until there are no more or no room for them. */
+static void take_plain(struct dmk_http__conn *conn)
+{
+    int64_t n = 1;
+
+    while (n > 0 && conn->state != DMK_HTTP__CLOSED && conn->reading) {
+        const size_t room = make_room(conn);
+
+        n = dmk_http__tls_read(conn, conn->in + conn->in_end, room);
+        if (n != 0) {
+            on_input(conn, n);
+        }
+    }
+    if (conn->state != DMK_HTTP__CLOSED && dmk_http__tls_has_output(conn)) {
+        dmk_http__conn_dirty(conn);
+    }
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct dmk_http__conn *conn = stream->data;
+
+    if (n > 0 && conn->ssl) {
+        dmk_http__tls_feed(conn, buf->base, (size_t)n);
+        take_plain(conn);
+    } else if (n != 0) {
+        on_input(conn, n);
+    }
+}
+
+void dmk_http__tell_peer(struct dmk_http__conn *conn, const char *what)
+{
+    const uint64_t now = dmk_clock_ns();
+
+    if (now - conn->server->told_ns >= DMK_NS_PER_S) {
+        conn->server->told_ns = now;
+        dmk_log_warn("HTTP: client %s is cut off: %s", conn->peer, what);
+    }
 }
 
 static void start_reading(struct dmk_http__conn *conn)
@@ -366,10 +439,13 @@ void dmk_http__conn_open(struct dmk_http_server *server)
     llhttp_init(&conn->parser, HTTP_REQUEST, &server->settings);
     conn->parser.data = conn;
     conn->progress_ns = dmk_clock_ns();
+    if (server->tls) {
+        dmk_http__tls_open(conn);
+    }
     if (spare) {
         dmk_http__conn_fail(conn, 503, "too many connections");
         return;
     }
-    dmk_http__conn_state(conn, DMK_HTTP__IDLE);
+    dmk_http__conn_state(conn, server->tls ? DMK_HTTP__READING : DMK_HTTP__IDLE);
     start_reading(conn);
 }

@@ -27,7 +27,9 @@ struct dmk_http_conf {
     size_t max_body_bytes;
     size_t max_write_bytes;   /* a stream's bytes that wait for a slow reader; beyond it on_gone */
     uint32_t idle_timeout_ms; /* keep-alive; also a reader that takes nothing of a pending answer */
-    uint32_t request_timeout_ms; /* first byte to complete request */
+    uint32_t request_timeout_ms; /* first byte to complete request; with TLS also the handshake */
+    /* PEM files; "" or NULL: plain HTTP, no certificate asked of clients. Read again when they change. */
+    const char *tls_cert, *tls_key, *tls_client_ca;
     void (*on_request)(void *ud, struct dmk_http_req *req);
     /* The body of an error that is answered here (status, one sentence) as application/json; NULL = the
      * sentence as text. */
@@ -37,6 +39,8 @@ struct dmk_http_conf {
 
 int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
                         struct dmk_http_server **ret, struct dmk_error *reterr);
+/* Reads the TLS files now; a failure is told to the log. Nothing without TLS. */
+void dmk_http_server_reload(struct dmk_http_server *server);
 uint16_t dmk_http_server_port(const struct dmk_http_server *server);
 /* Stops accepting; idle connections close, others once their running request has ended. */
 void dmk_http_server_drain(struct dmk_http_server *server);

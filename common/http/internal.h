@@ -6,6 +6,9 @@
  * answer before it has left. Output gathers in `out` and is written once a turn; while libuv writes
  * `writing`, `out` gathers on.
  *
+ * With TLS (tls.c) the same buffers hold plain bytes; those of the socket pass through OpenSSL's memory. A
+ * connection is READING during its handshake.
+ *
  *   IDLE -> READING -> PENDING (request with the handler) -> FLUSHING -> IDLE ...
  *                \-> LINGER (an error was answered, input is thrown away) -> closed */
 #pragma once
@@ -70,12 +73,15 @@ struct dmk_http__conn {
     char *in;                 /* [DMK_HTTP__READ_BYTES] */
     size_t in_start, in_end;  /* bytes not parsed */
     struct dmk_buf out, writing;
-    size_t written;       /* of writing */
-    bool write_busy;      /* libuv holds writing */
-    bool reading;         /* uv_read_start is on */
-    bool close_after;     /* end once out has left */
-    bool shut;            /* the sending half has been closed */
-    bool counted;         /* in server.n_conns */
+    size_t written;     /* of writing */
+    bool write_busy;    /* libuv holds writing */
+    bool reading;       /* uv_read_start is on */
+    bool close_after;   /* end once out has left */
+    bool shut;          /* the sending half has been closed */
+    bool counted;       /* in server.n_conns */
+    struct ssl_st *ssl; /* NULL: plain */
+    bool tls_ready;     /* the handshake is done */
+    bool tls_said_bye;
     bool trailers;        /* header callbacks are of a trailer */
     unsigned error;       /* status that a callback of llhttp wants answered */
     const char *sentence; /* for it */
@@ -92,8 +98,11 @@ struct dmk_http_server {
     uv_tcp_t listener;
     llhttp_settings_t settings;
     struct dmk_list conns, reqs, dirty, gone;
-    struct dmk_defer flush; /* end of turn: writes dirty connections, tells gone requests */
-    uint32_t n_conns;       /* counted ones */
+    struct dmk_http__tls *tls; /* NULL: plain */
+    char *tls_in;              /* [DMK_HTTP__READ_BYTES] from a socket, before it is opened */
+    uint64_t told_ns;          /* when a peer's mistake was last told */
+    struct dmk_defer flush;    /* end of turn: writes dirty connections, tells gone requests */
+    uint32_t n_conns;          /* counted ones */
     uint32_t n_spares;
     uint32_t n_handles; /* libuv handles not closed yet: listener and those of connections */
     bool draining, freed;
@@ -116,6 +125,26 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
 void dmk_http__conn_answered(struct dmk_http__conn *conn);
 size_t dmk_http__conn_waiting(const struct dmk_http__conn *conn);
 void dmk_http__conn_state(struct dmk_http__conn *conn, enum dmk_http__state state);
+
+/* Tells the log about a peer that speaks something else, at most once a second. */
+void dmk_http__tell_peer(struct dmk_http__conn *conn, const char *what);
+
+/* tls.c */
+struct dmk_http__tls;
+int dmk_http__tls_new(const struct dmk_http_conf *conf, struct dmk_http__tls **ret,
+                      struct dmk_error *reterr);
+void dmk_http__tls_free(struct dmk_http__tls **tls);
+void dmk_http__tls_reload(struct dmk_http__tls *tls);
+void dmk_http__tls_open(struct dmk_http__conn *conn);
+void dmk_http__tls_close(struct dmk_http__conn *conn);
+/* Bytes of the socket; then plain bytes are there to read: their number, 0 when more must come, negative at
+ * the end (UV_EOF) or on an error. Both may make output. */
+void dmk_http__tls_feed(struct dmk_http__conn *conn, const char *data, size_t len);
+int64_t dmk_http__tls_read(struct dmk_http__conn *conn, char *to, size_t room);
+bool dmk_http__tls_has_output(const struct dmk_http__conn *conn);
+/* Takes plain (and whatever else is to be said) to out; false: the connection is broken. */
+bool dmk_http__tls_seal(struct dmk_http__conn *conn, struct dmk_buf *plain, struct dmk_buf *out);
+void dmk_http__tls_bye(struct dmk_http__conn *conn);
 
 /* parse.c */
 void dmk_http__settings_init(llhttp_settings_t *settings);

@@ -209,6 +209,22 @@ static void request_complete(struct dmk_http__conn *conn)
     server->conf.on_request(server->conf.ud, req);
 }
 
+/* The two protocols that come to the wrong port: both know nothing of a 400. */
+static bool speaks_other(struct dmk_http__conn *conn, const char *data, size_t len)
+{
+    static const char http2[] = "PRI * HTTP/2.0";
+
+    if (len >= sizeof(http2) - 1 && memcmp(data, http2, sizeof(http2) - 1) == 0) {
+        dmk_http__tell_peer(conn, "it speaks HTTP/2 (gRPC?), this port speaks HTTP/1.1");
+        return true;
+    }
+    if (len >= 3 && data[0] == 0x16 && data[1] == 0x03) {
+        dmk_http__tell_peer(conn, "it speaks TLS, this port speaks plain HTTP");
+        return true;
+    }
+    return false;
+}
+
 void dmk_http__conn_parse(struct dmk_http__conn *conn)
 {
     const char *data = conn->in + conn->in_start;
@@ -220,6 +236,10 @@ void dmk_http__conn_parse(struct dmk_http__conn *conn)
     }
     if (conn->state == DMK_HTTP__IDLE) {
         dmk_http__conn_state(conn, DMK_HTTP__READING);
+    }
+    if (!conn->req && speaks_other(conn, data, len)) {
+        dmk_http__conn_close(conn);
+        return;
     }
     conn->error = 0;
     err = llhttp_execute(&conn->parser, data, len);

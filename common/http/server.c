@@ -59,12 +59,19 @@ static int resolve(const struct dmk_http_conf *conf, struct sockaddr_storage *re
     return 0;
 }
 
+static void free_server(struct dmk_http_server *server)
+{
+    dmk_http__tls_free(&server->tls);
+    free(server->tls_in);
+    free(server);
+}
+
 void dmk_http__handle_closed(struct dmk_http_server *server)
 {
     dmk_assert(server->n_handles > 0);
     server->n_handles--;
     if (server->freed && server->n_handles == 0) {
-        free(server);
+        free_server(server);
     }
 }
 
@@ -79,8 +86,13 @@ int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
     struct dmk_http_server *server;
     struct sockaddr_storage addr;
     int err;
+    struct dmk_http__tls *tls = NULL;
     int status = resolve(conf, &addr, reterr);
 
+    if (status == 0 &&
+        ((conf->tls_cert && conf->tls_cert[0]) || (conf->tls_key && conf->tls_key[0]))) {
+        status = dmk_http__tls_new(conf, &tls, reterr);
+    }
     if (status < 0) {
         return status;
     }
@@ -97,6 +109,12 @@ int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
     dmk_list_init(&server->gone);
     dmk_defer_init(&server->flush, on_turn_end, server);
     dmk_http__settings_init(&server->settings);
+    server->tls = tls;
+    server->conf.tls_cert = server->conf.tls_key = server->conf.tls_client_ca = NULL;
+    if (tls) {
+        server->tls_in = malloc(DMK_HTTP__READ_BYTES);
+        dmk_assert(server->tls_in);
+    }
     uv_tcp_init(dmk_loop__uv(loop), &server->listener);
     server->listener.data = server;
     server->n_handles = 1;
@@ -112,6 +130,13 @@ int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
     }
     *ret = server;
     return 0;
+}
+
+void dmk_http_server_reload(struct dmk_http_server *server)
+{
+    if (server->tls) {
+        dmk_http__tls_reload(server->tls);
+    }
 }
 
 uint16_t dmk_http_server_port(const struct dmk_http_server *server)
@@ -144,7 +169,7 @@ void dmk_http_server_drain(struct dmk_http_server *server)
         struct dmk_http__conn *conn = dmk_container_of(node, struct dmk_http__conn, node);
 
         node = node->next;
-        if (conn->state == DMK_HTTP__IDLE) {
+        if (conn->state == DMK_HTTP__IDLE || (conn->ssl && !conn->tls_ready)) {
             dmk_http__conn_close(conn);
         }
     }
@@ -172,6 +197,6 @@ void dmk_http_server_free(struct dmk_http_server **serverp)
     }
     server->freed = true;
     if (server->n_handles == 0) {
-        free(server);
+        free_server(server);
     } /* else the last closed handle does */
 }

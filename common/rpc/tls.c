@@ -146,8 +146,9 @@ fetch(void *ud, grpc_ssl_server_certificate_config **ret_config)
     t->given = true;
     pair = (grpc_ssl_pem_key_cert_pair){.private_key = t->pem.text[KEY].data,
                                         .cert_chain = t->pem.text[CERT].data};
+    /* gRPC wants a list of CAs even where no certificate is asked for: any valid one does then. */
     *ret_config = grpc_ssl_server_certificate_config_create(
-        t->paths[CA] ? t->pem.text[CA].data : NULL, &pair, 1);
+        t->pem.text[t->paths[CA] ? CA : CERT].data, &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 

@@ -109,6 +109,12 @@ static void answer(struct dmk_http_req *req, unsigned status, const char *type,
     }
 }
 
+/* Probes of a cluster have no keys. */
+static bool is_open(struct dmk_str path)
+{
+    return dmk_str_is(path, "/livez") || dmk_str_is(path, "/readyz");
+}
+
 static void on_request(void *ud, struct dmk_http_req *req)
 {
     struct dmk_worker *w = ud;
@@ -119,7 +125,10 @@ static void on_request(void *ud, struct dmk_http_req *req)
     struct dmk_buf body;
 
     dmk_buf_init(&body, MAX_STATE_BYTES);
-    if (!dmk_str_is(method, "GET") && !dmk_str_is(method, "HEAD")) {
+    if (!is_open(path) && !dmk_keys_allow(w->admin_keys, dmk_http_header(req, "authorization"))) {
+        dmk_http_respond(req, 401, "text/plain", "WWW-Authenticate: Bearer\r\n",
+                         dmk_str_from("a key is needed: Authorization: Bearer KEY\n"));
+    } else if (!dmk_str_is(method, "GET") && !dmk_str_is(method, "HEAD")) {
         dmk_http_respond(req, 405, "text/plain", "Allow: GET, HEAD\r\n",
                          dmk_str_from("only GET\n"));
     } else if (dmk_str_is(path, "/livez")) {
@@ -156,9 +165,14 @@ int dmk_worker__admin_listen(struct dmk_worker *w, struct dmk_error *reterr)
         .max_write_bytes = MAX_STATE_BYTES,
         .idle_timeout_ms = 60000,
         .request_timeout_ms = 10000,
+        .tls_cert = w->conf->admin_tls ? w->conf->tls_cert : NULL,
+        .tls_key = w->conf->admin_tls ? w->conf->tls_key : NULL,
         .on_request = on_request,
         .ud = w,
     };
 
-    return dmk_http_server_new(w->loop, &conf, &w->admin, reterr);
+    const int rc =
+        dmk_keys_new(&w->conf->admin_keys, w->conf->admin_keys_file, &w->admin_keys, reterr);
+
+    return rc < 0 ? rc : dmk_http_server_new(w->loop, &conf, &w->admin, reterr);
 }

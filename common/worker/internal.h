@@ -2,6 +2,7 @@
  * (prefixes told to routers), metrics.c, admin.c (HTTP). */
 #pragma once
 
+#include "common/conf/keys.h"
 #include "common/http/http.h"
 #include "common/worker/engine_thread.h"
 #include "common/worker/worker.h"
@@ -43,7 +44,7 @@ struct dmk_worker {
     int exit_status;
 
     struct dmk_loop *loop;
-    struct dmk_signal *signals[2];
+    struct dmk_signal *signals[2], *hup;
     struct dmk_timer *tick, *limit;
     struct dmk_defer turn;
     struct dmk_post poke;
@@ -79,6 +80,7 @@ struct dmk_worker {
     struct dmk_metrics *metrics;
     struct dmk_worker__metrics *series;
     struct dmk_http_server *admin;
+    struct dmk_keys *admin_keys;
 };
 
 /* worker.c */

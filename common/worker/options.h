@@ -13,6 +13,10 @@ struct dmk_worker_conf {
     char *listen;
     char *admin_host;
     uint32_t admin_port;
+    bool admin_tls;
+    struct dmk_conf_list admin_keys;
+    char *admin_keys_file;
+    char *tls_cert, *tls_key, *tls_router_ca, *tls_router_name; /* "" = none */
     uint32_t tp, dp;
     uint32_t threads;
     uint32_t full_pages, window_pages; /* of each group's pools, on each of its ranks */

@@ -325,13 +325,31 @@ static void on_open(void *ud, struct dmk_rpc_stream *stream,
     dmk_rpc_finish(stream, DMK_RPC_RESOURCE_EXHAUSTED, "too many routers are connected");
 }
 
+static bool is_set(const char *text)
+{
+    return text && text[0];
+}
+
 int dmk_worker__routers_listen(struct dmk_worker *w, struct dmk_error *reterr)
 {
     const struct dmk_rpc_method method = {"/damask.v1.Worker/Connect", on_open, w};
-    const struct dmk_rpc_server_conf conf = {.listen = w->conf->listen,
-                                             .methods = &method,
-                                             .n_methods = 1,
-                                             .max_streams = DMK_MAX_ROUTERS + MAX_HEALTH};
+    const struct dmk_rpc_tls tls = {.cert = w->conf->tls_cert,
+                                    .key = w->conf->tls_key,
+                                    .ca = w->conf->tls_router_ca,
+                                    .name = w->conf->tls_router_name};
+    const struct dmk_rpc_server_conf conf = {
+        .listen = w->conf->listen,
+        .methods = &method,
+        .n_methods = 1,
+        .max_streams = DMK_MAX_ROUTERS + MAX_HEALTH,
+        .tls = is_set(tls.cert) ? &tls : NULL,
+    };
+
+    if (is_set(tls.cert) && !is_set(tls.ca)) {
+        return dmk_error_set(reterr, -DMK_EINVAL,
+                             "tls-cert is given without tls-router-ca: whoever reaches the port "
+                             "could give this worker orders");
+    }
 
     return dmk_rpc_server_new(w->rpc, &conf, &w->server, reterr);
 }

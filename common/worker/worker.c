@@ -326,6 +326,18 @@ static void drain(struct dmk_worker *w)
     dmk_worker__kick(w);
 }
 
+/* gRPC looks for a new certificate at each handshake; this is for the admin port, and so that the signal does not
+ * end the process. */
+static void on_hup(void *ud)
+{
+    struct dmk_worker *w = ud;
+
+    dmk_log_info("worker=%s SIGHUP: certificates are read again", w->id);
+    if (w->admin) {
+        dmk_http_server_reload(w->admin);
+    }
+}
+
 static void on_signal(void *ud)
 {
     struct dmk_worker *w = ud;
@@ -390,6 +402,7 @@ static int boot(struct dmk_worker *w, struct dmk_error *reterr)
     w->poke.ud = w;
     w->signals[0] = dmk_signal_new(w->loop, SIGTERM, on_signal, w);
     w->signals[1] = dmk_signal_new(w->loop, SIGINT, on_signal, w);
+    w->hup = dmk_signal_new(w->loop, SIGHUP, on_hup, w);
     w->tick = dmk_timer_new(w->loop, on_tick, w);
     w->limit = dmk_timer_new(w->loop, on_limit, w);
     w->thread = dmk_engine_thread_new(w->loop);
@@ -418,12 +431,14 @@ static void tear_down(struct dmk_worker *w)
         dmk_loop_run(w->loop);
     }
     dmk_http_server_free(&w->admin);
+    dmk_keys_free(&w->admin_keys);
     dmk_defer_cancel(&w->turn);
     dmk_engine_thread_free(&w->thread);
     dmk_timer_free(&w->tick);
     dmk_timer_free(&w->limit);
     dmk_signal_free(&w->signals[0]);
     dmk_signal_free(&w->signals[1]);
+    dmk_signal_free(&w->hup);
     dmk_worker__metrics_free(w);
     dmk_loop_free(&w->loop);
     free(w);

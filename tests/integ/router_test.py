@@ -37,7 +37,8 @@ TOOLS = [{"type": "function", "function": {"name": n, "parameters": {"type": "ob
 
 
 class Router:
-    def __init__(self, *, prefill=(), decode=(), args=(), ready=True, grpc=True):
+    def __init__(self, *, prefill=(), decode=(), args=(), ready=True, grpc=True, key=None):
+        self.key = key  # sent with every request that has no Authorization of its own
         self.log = tempfile.NamedTemporaryFile(prefix="damask-router-", suffix=".log", mode="w+")
         argv = [str(BUILD / "router" / "damask-router"), "--http-host", "127.0.0.1", "--http-port", "0",
                 "--vocab", str(VOCAB), "--model-name", MODEL, "--date", "2025-06-28",
@@ -87,7 +88,10 @@ class Router:
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         if isinstance(body, dict):
             body = json.dumps(body)
-        c.request(method, path, body=body, headers=headers or {})
+        headers = dict(headers or {})
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
+        c.request(method, path, body=body, headers=headers)
         r = c.getresponse()
         data = r.read()
         c.close()

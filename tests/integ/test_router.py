@@ -312,7 +312,8 @@ def test_models_and_health(pair):
 
 def test_api_keys(workers):
     d = workers("decode", script=says(HELLO))
-    with Router(decode=[d], args=["--api-keys", "k1,key2"]) as r:
+    with Router(decode=[d], args=["--api-keys", "k1,key2"], key="k1") as r:
+        r.key = None
         assert r.chat()[0] == 401
         for bad in ("Bearer k2", "Bearer K1", "Bearer key", "Bearer key22", "k1", "Bearer "):
             assert r.chat({"authorization": bad})[0] == 401, bad
