@@ -26,7 +26,7 @@ import tiktoken
 import fake_worker
 from fake_worker import RETURN, FakeWorker, pb
 from router_test import BUILD, MODEL, ROOT, VOCAB, Router, events
-from test_router import HELLO, LONG, grpc_chat, grpc_modules, ids, says, workers  # noqa: F401
+from test_router import HELLO, LONG, grpc_chat, grpc_modules, ids, says
 
 harmony = tiktoken.get_encoding("o200k_harmony")
 START, MESSAGE, END, CHANNEL = 200006, 200008, 200007, 200005
