@@ -65,7 +65,8 @@ struct dmk_linear_args {
     float *y_f32;         /* [n_rows][y_stride] */
     uint64_t w_stride, x_stride, y_stride;
     uint32_t n_rows, n_out, k, n_slices;
-    uint32_t n_whole; /* outputs of the weight over all ranks, 0: n_out; a device cuts its sums by it */
+    uint32_t
+        n_whole; /* outputs of the weight over all ranks, 0: n_out; a device cuts its sums by it */
 };
 
 /* In place, pairs (i, i+32): a' = bf16(a*cos - b*sin), b' = bf16(b*cos + a*sin), each product rounded. */
@@ -132,9 +133,10 @@ struct dmk_attn_args {
     bool fresh;
     /* For devices; hosts have packed rows and walk the tiles. */
     uint64_t q_stride, kv_stride; /* of q, and of k and v; 0: packed */
-    /* Not NULL: tiles cover the sequences of several tokens only, and splits the rows of the others, in any
-     * order (on sliding layers such a row is one piece, and splits is not looked at). A sequence without tokens
-     * pads a batch bucket. Counts are read on the device, since a captured graph runs with other ones. */
+    /* Not NULL: tiles cover the sequences of several tokens only, and splits the rows of the others, the pieces
+     * of a row one after the other (on sliding layers such a row is one piece, and splits is not looked at). A
+     * sequence without tokens pads a batch bucket. Counts are read on the device, since a captured graph runs
+     * with other ones. */
     const struct dmk_attn_split *splits; /* [*n_splits] */
     const uint32_t *n_splits;            /* device memory; at most max_splits */
     uint32_t max_splits;
@@ -263,9 +265,10 @@ struct dmk_rope_write_args {
 struct dmk_page_pair {
     uint32_t src, dst;
 };
+#define DMK_MAX_PAIRS 16
 struct dmk_page_copy_args {
-    uint8_t *pool;                     /* [n_arrays][n_pages][page_bytes] */
-    const struct dmk_page_pair *pairs; /* [n_pairs], device memory */
+    uint8_t *pool; /* [n_arrays][n_pages][page_bytes] */
+    struct dmk_page_pair pairs[DMK_MAX_PAIRS];
     uint32_t n_pairs, n_arrays, n_pages, page_bytes;
 };
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include "common/backend/team.h"
 #include "common/base/assert.h"
+#include "common/model/device.h"
 #include "common/model/rope.h"
 
 static uint32_t count_cores(void)
@@ -45,6 +46,7 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     const size_t n_q = n_kv * (s->n_heads / s->n_kv_heads), slots = T * s->experts_per_token;
     const size_t R = engine->conf.prefill ? 0 : engine->conf.max_logit_rows;
     const size_t G = engine->conf.layout.dp > 1 ? T : 0; /* rows that come from groups */
+    const bool joined = rank->backend->ops->async;
     struct dmk_acts *a = &rank->acts;
     struct {
         void *ret;
@@ -52,9 +54,9 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     } parts[] = {
         {&a->x, T * s->hidden * bf16},
         {&a->norm, T * s->hidden * bf16},
-        {&a->q, T * n_q * bf16},
-        {&a->k, T * n_kv * bf16},
-        {&a->v, T * n_kv * bf16},
+        {&a->q, T * (n_q + (joined ? 2 * n_kv : 0)) * bf16},
+        {&a->k, joined ? 0 : T * n_kv * bf16},
+        {&a->v, joined ? 0 : T * n_kv * bf16},
         {&a->heads, T * n_q * bf16},
         {&a->sum, T * s->hidden * sizeof(float)},
         {&a->scores, T * s->n_experts * bf16},
@@ -128,6 +130,12 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
 static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *shape,
                       struct dmk_error *reterr)
 {
+    if (strcmp(c->backend, "cuda") == 0 && c->layout.tp * c->layout.dp > 1) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "backend 'cuda' runs one rank a worker as yet, not tp = %u and dp = "
+                             "%u; use tp = 1, dp = 1",
+                             c->layout.tp, c->layout.dp);
+    }
     int status = dmk_layout_check(shape, c->layout, c->prefill, reterr);
     if (status != 0) {
         return status;
@@ -225,13 +233,47 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         return status;
     }
     dmk_rope_table(&engine->shape, engine->n_positions, engine->rope);
+    if (engine->ranks[0].backend->ops->async) {
+        status = dmk_device_open(engine, reterr);
+        if (status != 0) {
+            dmk_engine_close(&engine);
+            return status;
+        }
+    }
     *ret = engine;
+    return 0;
+}
+
+/* A model of published dimensions whose weights are made on the device. */
+static int open_random(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
+                       struct dmk_error *reterr)
+{
+    struct dmk_weights *weights = calloc(1, sizeof(*weights));
+    if (!weights) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the engine");
+    }
+    int status = dmk_shape_preset(conf->random_preset, &weights->shape, reterr);
+    if (status == 0 && strcmp(conf->backend, "cuda") != 0) {
+        status = dmk_error_set(reterr, -DMK_ENOTSUP,
+                               "random weights are made on a device only, not on backend '%s'",
+                               conf->backend);
+    }
+    weights->expert_format = DMK_EXPERTS_MXFP4;
+    status = status == 0 ? dmk_engine_open_weights(conf, weights, ret, reterr) : status;
+    if (status != 0) {
+        dmk_weights_close(&weights);
+        return status;
+    }
+    (*ret)->owns_weights = true;
     return 0;
 }
 
 int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
                     struct dmk_error *reterr)
 {
+    if (conf->random_preset) {
+        return open_random(conf, ret, reterr);
+    }
     struct dmk_weights_conf weights_conf = {conf->model_dir, true, conf->on_progress, conf->ud};
     struct dmk_weights *weights;
     int status = dmk_weights_open(&weights_conf, &weights, reterr);
@@ -254,6 +296,7 @@ void dmk_engine_close(struct dmk_engine **ptr)
         return;
     }
     dmk_team_free(&engine->team);
+    dmk_device_close(engine);
     for (uint32_t i = 0; i < engine->n_allocs; i++) {
         struct dmk_engine_alloc *alloc = &engine->allocs[i];
         alloc->backend->ops->free(alloc->backend, alloc->mem, alloc->ptr, alloc->bytes);
@@ -281,6 +324,9 @@ static void run_rank(void *ud, uint32_t thread)
 int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step)
 {
     dmk_engine_plan(engine, step);
+    if (engine->device) {
+        return dmk_device_step(engine, step);
+    }
     engine->step = step;
     dmk_team_each(engine->team, run_rank, engine);
     engine->step = NULL;

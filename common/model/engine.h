@@ -30,6 +30,10 @@ struct dmk_engine_conf {
     uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step, over all groups */
     uint32_t max_step_seqs;
     uint32_t max_logit_rows;
+    /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
+     * in device memory, for benches. */
+    const char *random_preset;
+    uint64_t random_seed;
     void (*on_progress)(void *ud, uint64_t done_bytes,
                         uint64_t total_bytes); /* while loading; may be NULL */
     void *ud;

@@ -14,6 +14,12 @@
 
 struct dmk_team;
 
+/* What a device reads of a step besides the plan's arrays, since a captured step runs with other ones. */
+struct dmk_step_counts {
+    uint32_t n_live; /* rows that are no padding */
+    uint32_t n_splits;
+};
+
 struct dmk_step_plan {
     uint32_t n_rows; /* T: token rows of the group, sequence after sequence */
     uint32_t n_seqs, n_tiles;
@@ -28,16 +34,20 @@ struct dmk_step_plan {
     float *logits;         /* [n_logit_rows][vocab], the caller's; NULL without rows */
     struct dmk_attn_seq *seqs;
     struct dmk_attn_tile *tiles;
+    /* Of devices, where sequences of one token have splits instead of tiles. */
+    uint32_t n_page_ids, n_singles, max_splits;
+    struct dmk_attn_split *splits;
+    struct dmk_step_counts *counts;
 };
 
 /* Activations of a rank; widths are the rank's own share. */
 struct dmk_acts {
-    uint16_t *x;      /* [T][H] residual stream, bf16; equal on all ranks of a group */
-    uint16_t *norm;   /* [T][H] */
-    uint16_t *q;      /* [T][heads][64] */
-    uint16_t *k, *v;  /* [T][kv heads][64] */
-    uint16_t *heads;  /* [T][heads][64] attention output */
-    float *sum;       /* [T][H] partial sums that cross ranks */
+    uint16_t *x;     /* [T][H] residual stream, bf16; equal on all ranks of a group */
+    uint16_t *norm;  /* [T][H] */
+    uint16_t *q;     /* [T][heads][64]; on a device [T][heads + 2 kv heads][64], k and v are NULL */
+    uint16_t *k, *v; /* [T][kv heads][64] */
+    uint16_t *heads; /* [T][heads][64] attention output */
+    float *sum;      /* [T][H] partial sums that cross ranks */
     uint16_t *scores; /* [T][E] router */
     uint32_t *chosen; /* [T][k] expert ids */
     float *weights;   /* [T][k] */
@@ -52,6 +62,7 @@ struct dmk_acts {
 };
 
 struct dmk_engine;
+struct dmk_device;
 
 struct dmk_rank {
     struct dmk_engine *engine;
@@ -85,7 +96,11 @@ struct dmk_engine {
     uint32_t n_ranks;
     uint32_t n_positions;      /* rows of the rope table: positions that pages can hold */
     float *rope;               /* [n_positions][32][2] */
-    struct dmk_step_plan room; /* the arrays, for the rows of all groups */
+    struct dmk_device *device; /* NULL on hosts */
+    uint8_t *plan_block;       /* all arrays of room, one after the other */
+    size_t plan_bytes;
+    uint32_t max_row_splits;                          /* of the longest row */
+    struct dmk_step_plan room;                        /* the arrays, for the rows of all groups */
     struct dmk_step_plan plans[DMK_ENGINE_MAX_RANKS]; /* each group's part of them */
     struct dmk_coll *coll;
     struct dmk_team *team; /* one thread a rank; rank 0 is the caller's */

@@ -44,6 +44,10 @@ void dmk_engine_model_id(const struct dmk_engine *engine, struct dmk_id128 *ret_
     struct dmk_id128 id = {0};
     id = dmk_hash128(id, dims, sizeof(dims));
     id = dmk_hash128(id, reals, sizeof(reals));
+    if (!w->layers) { /* random weights are known by their seed */
+        *ret_id = dmk_hash128(id, &engine->conf.random_seed, sizeof(engine->conf.random_seed));
+        return;
+    }
     hash_sample(&id, w->embedding, s->vocab * H * bf16);
     hash_sample(&id, w->final_norm, H * bf16);
     if (w->unembedding) {

@@ -3,6 +3,7 @@
  * fills; on the engine thread, before the ranks start. */
 #include "common/model/engine_internal.h"
 
+#include <string.h>
 #include "common/base/assert.h"
 
 int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
@@ -13,28 +14,38 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
     const size_t u32 = sizeof(uint32_t), T = c->max_step_tokens;
     size_t n_pages = (size_t)c->max_step_seqs * dmk_kv_pages_for(engine->n_positions);
     size_t n_tiles = T / DMK_ATTN_TILE + c->max_step_seqs;
+    engine->max_row_splits = engine->n_positions / DMK_ATTN_SPLIT + 1;
+    /* In this order in one block: a device gets it with few copies, the two long arrays last. */
     struct {
         void *ret;
         size_t bytes;
     } parts[] = {
+        {&p->counts, sizeof(*p->counts)},
+        {&p->seqs, c->max_step_seqs * sizeof(*p->seqs)},
+        {&p->tiles, n_tiles * sizeof(*p->tiles)},
+        {&p->logit_rows, (c->max_logit_rows + 1) * u32},
         {&p->ids, T * u32},
         {&p->positions, T * u32},
         {&p->slot, T * u32},
         {&p->full_page, T * u32},
         {&p->window_page, T * u32},
         {&p->page_ids, n_pages * u32},
-        {&p->logit_rows, (c->max_logit_rows + 1) * u32},
-        {&p->seqs, c->max_step_seqs * sizeof(*p->seqs)},
-        {&p->tiles, n_tiles * sizeof(*p->tiles)},
+        {&p->splits, rank->backend->ops->async
+                         ? (size_t)c->max_step_seqs * engine->max_row_splits * sizeof(*p->splits)
+                         : 0},
     };
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, parts[i].bytes, parts[i].ret,
-                                          "the step plan", reterr);
-        if (status != 0) {
-            return status;
-        }
+    const size_t n_parts = sizeof(parts) / sizeof(parts[0]);
+    for (size_t i = 0; i < n_parts; i++) {
+        engine->plan_bytes += (parts[i].bytes + 63) / 64 * 64;
     }
-    return 0;
+    int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, engine->plan_bytes, &engine->plan_block,
+                                      "the step plan", reterr);
+    uint8_t *at = engine->plan_block;
+    for (size_t i = 0; i < n_parts && status == 0; i++) {
+        memcpy(parts[i].ret, &at, sizeof(at));
+        at += (parts[i].bytes + 63) / 64 * 64;
+    }
+    return status;
 }
 
 static uint32_t n_logits_of(const struct dmk_step_seq *seq)
@@ -68,6 +79,15 @@ static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_t
     }
 }
 
+/* A single token on a device: its keys in pieces. */
+static void plan_splits(struct dmk_step_plan *p, uint32_t seq_index, uint32_t pos)
+{
+    for (uint32_t i = 0; i <= pos / DMK_ATTN_SPLIT; i++) {
+        p->splits[p->counts->n_splits++] = (struct dmk_attn_split){seq_index, i};
+    }
+    p->n_singles++;
+}
+
 /* The next group's plan begins where this one ends; all of its rows are its own. */
 static struct dmk_step_plan after(const struct dmk_step_plan *p, uint32_t n_pages,
                                   const struct dmk_engine *engine)
@@ -92,7 +112,11 @@ static uint32_t plan_seq(struct dmk_step_plan *p, const struct dmk_step_seq *seq
     struct dmk_attn_seq *s = &p->seqs[p->n_seqs];
 
     plan_rows(p, seq, p->n_rows);
-    plan_tiles(p, p->n_seqs++, seq->n_tokens);
+    if (p->splits && seq->n_tokens == 1) {
+        plan_splits(p, p->n_seqs++, seq->pos);
+    } else {
+        plan_tiles(p, p->n_seqs++, seq->n_tokens);
+    }
     *s = (struct dmk_attn_seq){
         .row = p->n_rows,
         .n_tokens = seq->n_tokens,
@@ -112,6 +136,7 @@ static uint32_t plan_seq(struct dmk_step_plan *p, const struct dmk_step_seq *seq
         p->logit_rows[p->n_logit_rows++] = p->n_rows + r;
     }
     p->n_rows += seq->n_tokens;
+    p->n_page_ids = n_pages;
     return n_pages;
 }
 
@@ -146,7 +171,11 @@ void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
 
     check_step(engine, step);
     *p = engine->room;
-    p->n_rows = p->n_seqs = p->n_tiles = p->n_logit_rows = 0;
+    p->n_rows = p->n_seqs = p->n_tiles = p->n_logit_rows = p->n_page_ids = 0;
+    if (!engine->device) {
+        p->splits = NULL; /* hosts walk tiles only */
+    }
+    p->counts->n_splits = 0;
     p->logits = step->logits;
     for (uint32_t group = 0; group < engine->conf.layout.dp; group++) {
         if (group > 0) {
@@ -157,4 +186,5 @@ void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
             n_pages = plan_seq(&p[group], &step->seqs[at], n_pages);
         }
     }
+    p->max_splits = p->counts->n_splits;
 }

@@ -225,9 +225,9 @@ struct row_smem {
     uint32_t last;
 };
 
-/* The row's first piece holds the sink. */
+/* The row's first piece holds the sink. Partial results of this row and KV head: parts[piece * pitch]. */
 __device__ void row_item(const struct dmk_attn_args &a, struct row_smem *s, uint32_t seq_index, uint32_t index,
-                         uint32_t head, float *parts, uint32_t *arrived)
+                         uint32_t head, float *parts, size_t pitch, uint32_t *arrived)
 {
     const struct dmk_attn_seq seq = a.seqs[seq_index];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, p = seq.pos;
@@ -280,8 +280,7 @@ __device__ void row_item(const struct dmk_attn_args &a, struct row_smem *s, uint
         }
     }
     if (n_pieces > 1) {
-        /* [piece][head of the group][PART] of this row and KV head */
-        float *piece = parts + (size_t)index * 8 * PART;
+        float *piece = parts + index * pitch; /* [8 heads of the group][PART] */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint32_t h = threadIdx.x / D + i * 2;
@@ -308,7 +307,7 @@ __device__ void row_item(const struct dmk_attn_args &a, struct row_smem *s, uint
         for (int i = 0; i < 4; i++) {
             const float *from = parts + (threadIdx.x / D + i * 2) * PART;
             m[i] = -INFINITY, l[i] = 0.0f, acc[i] = 0.0f;
-            for (uint32_t n = 0; n < n_pieces; n++, from += 8 * PART) {
+            for (uint32_t n = 0; n < n_pieces; n++, from += pitch) {
                 join(&m[i], &l[i], &acc[i], __ldcg(from + D), __ldcg(from + D + 1), __ldcg(from + d));
             }
         }
@@ -322,9 +321,8 @@ __device__ void row_item(const struct dmk_attn_args &a, struct row_smem *s, uint
     }
 }
 
-/* max_pieces: of one row, for the place of its partial results. */
 __global__ void __launch_bounds__(ROW_WARPS * 32)
-    row_kernel(const struct dmk_attn_args a, uint8_t *workspace, uint32_t *counters, uint32_t max_pieces)
+    row_kernel(const struct dmk_attn_args a, float *parts, uint32_t *counters)
 {
     extern __shared__ __align__(16) uint8_t raw[];
     struct row_smem *s = (struct row_smem *)raw;
@@ -335,8 +333,9 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
         const uint32_t head = item % a.n_kv_heads, at = item / a.n_kv_heads;
         const uint32_t seq = a.window ? at : a.splits[at].seq, index = a.window ? 0 : a.splits[at].index;
         if (a.seqs[seq].n_tokens == 1) {
-            const uint32_t row = seq * a.n_kv_heads + head;
-            row_item(a, s, seq, index, head, (float *)workspace + (size_t)row * max_pieces * 8 * PART, counters + row);
+            const size_t first = a.window ? 0 : (size_t)(at - index) * a.n_kv_heads + head;
+            row_item(a, s, seq, index, head, parts + first * 8 * PART, (size_t)a.n_kv_heads * 8 * PART,
+                     counters + seq * a.n_kv_heads + head);
         }
         __syncthreads();
     }
@@ -352,12 +351,9 @@ void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream)
         dmk_cuda_launch(stream, tile_kernel, dim3(a.n_kv_heads, a.n_tiles), dim3(a.group * 32), 0, a);
     }
     if (a.splits && a.n_seqs > 0) {
-        /* What one row may take of the workspace bounds its context; the engine asks for no more. */
-        const size_t per_piece = (size_t)a.n_seqs * a.n_kv_heads * 8 * PART * sizeof(float);
-        const uint32_t max_pieces = (uint32_t)(DMK_CUDA_WORKSPACE_BYTES / per_piece);
         const uint32_t n_items = (a.window ? a.n_seqs : a.max_splits) * a.n_kv_heads;
         const uint32_t n_blocks = n_items < s->n_sms * 2 ? n_items : s->n_sms * 2;
         dmk_cuda_launch(stream, row_kernel, dim3(n_blocks), dim3(ROW_WARPS * 32), sizeof(struct row_smem), a,
-                        s->workspace, s->counters, max_pieces);
+                        (float *)s->workspace, s->counters);
     }
 }
