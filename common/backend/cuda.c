@@ -83,6 +83,9 @@ static cudaError_t open_stream(struct cuda *cuda, enum dmk_stream_id id, uint32_
     if (err == cudaSuccess && counters) {
         err = cudaMemset(counters, 0, DMK_CUDA_COUNTERS * sizeof(uint32_t));
     }
+    if (err == cudaSuccess) {
+        err = cudaStreamSynchronize(cudaStreamLegacy);
+    }
     return err;
 }
 
@@ -162,7 +165,9 @@ static int alloc_cuda(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, vo
     }
     if (mem == DMK_MEM_HOST) {
         memset(ptr, 0, bytes);
-    } else if (cudaMemset(ptr, 0, bytes) != cudaSuccess) {
+    } else if (cudaMemset(ptr, 0, bytes) != cudaSuccess ||
+               cudaStreamSynchronize(cudaStreamLegacy) != cudaSuccess) {
+        /* Our streams do not wait for the legacy one, so the zeros must be there before anybody writes. */
         cudaFree(ptr);
         return -DMK_EDEVICE;
     }

@@ -276,8 +276,8 @@ static int open_events(struct dmk_device *dev, struct dmk_error *reterr)
 int dmk_device_open(struct dmk_engine *engine, struct dmk_error *reterr)
 {
     struct dmk_rank *rank = &engine->ranks[0];
-    const size_t logits =
-        (size_t)(engine->conf.prefill ? 0 : engine->conf.max_logit_rows) * engine->shape.vocab;
+    const size_t rows = engine->conf.prefill ? 0 : engine->conf.max_logit_rows,
+                 vocab = engine->shape.vocab;
     const size_t rope = (size_t)engine->n_positions * DMK_HEAD_DIM * sizeof(float);
     struct dmk_device *dev = calloc(1, sizeof(*dev));
     engine->device = dev;
@@ -292,10 +292,14 @@ int dmk_device_open(struct dmk_engine *engine, struct dmk_error *reterr)
     if (status != 0 || (status = load_weights(engine, reterr)) != 0 ||
         (status = alloc_device(engine, engine->plan_bytes, &dev->plan, "the step plan", reterr)) !=
             0 ||
-        (status = alloc_device(engine, logits * sizeof(float), &dev->logits, "the logits",
+        (status = alloc_device(engine, rows * vocab * sizeof(float), &dev->logits, "the logits",
                                reterr)) != 0 ||
-        (status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, logits * sizeof(float),
-                                       &dev->logits_host, "the logits", reterr)) != 0 ||
+        (status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, vocab * sizeof(float), &dev->logits_host,
+                                       "a row of logits", reterr)) != 0 ||
+        (status = alloc_device(engine, rows * sizeof(*dev->picked), &dev->picked, "picked tokens",
+                               reterr)) != 0 ||
+        (status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, rows * sizeof(*dev->picked),
+                                       &dev->picked_host, "picked tokens", reterr)) != 0 ||
         (status = alloc_device(engine, rope, &dev->rope, "the rope table", reterr)) != 0) {
         return status;
     }

@@ -25,10 +25,12 @@ struct dmk_device {
     const uint16_t *embedding, *final_norm, *unembedding;
     struct dmk_device_layer *layers; /* [n_layers] */
     float *rope;
-    uint8_t *plan;                   /* device copy of engine->plan_block */
-    float *logits;                   /* [max_logit_rows][vocab], device memory */
-    float *logits_host;              /* the same, pinned; what leaves a step passes through it */
-    struct dmk_event *layer_done[8]; /* a ring: so many layers the host may be ahead */
+    uint8_t *plan;                      /* device copy of engine->plan_block */
+    float *logits;                      /* [max_logit_rows][vocab], device memory */
+    float *logits_host;                 /* the same, pinned; what leaves a step passes through it */
+    struct dmk_sample_out *picked;      /* [max_logit_rows], device memory */
+    struct dmk_sample_out *picked_host; /* the same, pinned */
+    struct dmk_event *layer_done[8];    /* a ring: so many layers the host may be ahead */
     struct dmk_graph *graphs[DMK_DEVICE_MAX_BUCKETS];
 };
 

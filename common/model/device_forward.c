@@ -145,7 +145,7 @@ static void run_layer(struct dmk_engine *engine, const struct dmk_step_plan *p, 
         stream);
 }
 
-/* logits [rows][vocab] of the wanted rows, on the device. */
+/* logits [rows][vocab] of the wanted rows, on the device, and their tokens. Rows that want none pick one too. */
 static void run_head(struct dmk_engine *engine, const struct dmk_step_plan *p)
 {
     struct dmk_rank *rank = &engine->ranks[0];
@@ -161,6 +161,9 @@ static void run_head(struct dmk_engine *engine, const struct dmk_step_plan *p)
                           rank->stream);
     linear(rank, dev->unembedding, NULL, a->last, dev->logits, true, p->n_logit_rows, s->vocab,
            s->hidden, 1);
+    rank->kernels.sample(&(struct dmk_sample_args){dev->logits, dmk_device_at(engine, p->picks),
+                                                   dev->picked, p->n_logit_rows, s->vocab},
+                         rank->stream);
 }
 
 static void run_begin(struct dmk_engine *engine, const struct dmk_step_plan *p)
@@ -308,13 +311,47 @@ static void send_plan(struct dmk_engine *engine, const struct dmk_step_plan *p)
     send_range(engine, p->splits, p->splits + p->counts->n_splits);
 }
 
+static void plan_picks(struct dmk_step_plan *p, const struct dmk_step *step, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < p->n_logit_rows; i++) {
+        const struct dmk_step_pick *pick = step->picks && i < n_rows ? &step->picks[i] : NULL;
+        p->picks[i] = pick && pick->pick
+                          ? (struct dmk_sample_row){pick->scale, pick->min_p, pick->unit}
+                          : (struct dmk_sample_row){0};
+    }
+}
+
+/* Tokens, and the logits of rows without a pick, one row at a time through pinned memory. Waits. */
+static int fetch_results(struct dmk_engine *engine, const struct dmk_step *step, uint32_t n_rows)
+{
+    struct dmk_device *dev = engine->device;
+    struct dmk_rank *rank = &engine->ranks[0];
+    struct dmk_backend *be = rank->backend;
+    const size_t vocab = engine->shape.vocab;
+    if (step->picks && n_rows > 0) {
+        be->ops->copy(be, rank->stream, dev->picked_host, dev->picked,
+                      n_rows * sizeof(*dev->picked));
+    }
+    int status = be->ops->sync(be, rank->stream);
+    for (uint32_t i = 0; i < n_rows && status == 0; i++) {
+        if (step->picks && step->picks[i].pick) {
+            step->picked[i] = dev->picked_host[i];
+            continue;
+        }
+        be->ops->copy(be, rank->stream, dev->logits_host, dev->logits + i * vocab,
+                      vocab * sizeof(float));
+        status = be->ops->sync(be, rank->stream);
+        memcpy(step->logits + i * vocab, dev->logits_host, vocab * sizeof(float));
+    }
+    return status;
+}
+
 int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
 {
     struct dmk_rank *rank = &engine->ranks[0];
     struct dmk_backend *be = rank->backend;
     struct dmk_step_plan *p = &engine->plans[0];
     const uint32_t n_logits = p->n_logit_rows;
-    const size_t vocab = engine->shape.vocab;
     uint32_t index = 0, bucket = 0;
     int status;
     if (be->ops->bind) {
@@ -335,18 +372,9 @@ int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
         pad_plan(p, bucket);
         p->max_splits = bucket * engine->max_row_splits;
     }
+    plan_picks(p, step, n_logits);
     send_plan(engine, p);
     copy_pages(rank, step);
     status = graph ? run_graph(engine, p, step, index) : run_eager(engine, p, step);
-    if (status == 0 && n_logits > 0) {
-        be->ops->copy(be, rank->stream, engine->device->logits_host, engine->device->logits,
-                      n_logits * vocab * sizeof(float));
-    }
-    if (status == 0) {
-        status = be->ops->sync(be, rank->stream);
-    }
-    if (status == 0 && n_logits > 0) {
-        memcpy(step->logits, engine->device->logits_host, n_logits * vocab * sizeof(float));
-    }
-    return status;
+    return status == 0 ? fetch_results(engine, step, n_logits) : status;
 }

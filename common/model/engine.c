@@ -338,6 +338,11 @@ int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step)
     return 0;
 }
 
+bool dmk_engine_samples(const struct dmk_engine *engine)
+{
+    return engine->device && engine->ranks[0].kernels.sample;
+}
+
 const struct dmk_shape *dmk_engine_shape(const struct dmk_engine *engine)
 {
     return &engine->shape;

@@ -55,6 +55,9 @@ struct dmk_step_seq {
     uint32_t dp; /* group that holds the sequence; 0 when dp = 1 */
 };
 
+struct dmk_step_pick;
+struct dmk_sample_out;
+
 struct dmk_step {
     const struct dmk_step_seq *seqs; /* by group, ascending; a group may have none */
     uint32_t n_seqs;
@@ -68,6 +71,17 @@ struct dmk_step {
     const atomic_bool *cancel; /* looked at before each layer; may be NULL */
     /* [rows][vocab] fp32, rows in the order of seqs (and of tokens for DMK_LOGITS_ALL). */
     float *logits;
+    /* Only where dmk_engine_samples says so, else NULL. Rows with a pick get their token where the logits lie:
+     * picked[row] is filled, their row of logits is not (and may be NULL when no row wants it). */
+    const struct dmk_step_pick *picks; /* [rows] */
+    struct dmk_sample_out *picked;     /* [rows] */
+};
+
+/* How a row's token is drawn, as dmk_sample_row of kernels/kernels.h. */
+struct dmk_step_pick {
+    bool pick; /* false: the row's logits go to the caller */
+    float scale, min_p;
+    double unit;
 };
 
 /* reterr names file, tensor and cause, or the option that is out of bounds. */
@@ -78,6 +92,9 @@ void dmk_engine_close(struct dmk_engine **engine);
 /* 0; -DMK_ECANCELLED when cancel was seen (pages of this step are then undefined);
  * -DMK_EDEVICE when the device failed. Bounds of the step are the caller's promise (asserted). */
 int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step);
+
+/* Whether a step can pick tokens itself (dmk_step.picks). */
+bool dmk_engine_samples(const struct dmk_engine *engine);
 
 const struct dmk_shape *dmk_engine_shape(const struct dmk_engine *engine);
 uint32_t dmk_engine_n_ranks(const struct dmk_engine *engine);

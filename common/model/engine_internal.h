@@ -38,6 +38,7 @@ struct dmk_step_plan {
     uint32_t n_page_ids, n_singles, max_splits;
     struct dmk_attn_split *splits;
     struct dmk_step_counts *counts;
+    struct dmk_sample_row *picks; /* [n_logit_rows] */
 };
 
 /* Activations of a rank; widths are the rank's own share. */

@@ -24,6 +24,7 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
         {&p->seqs, c->max_step_seqs * sizeof(*p->seqs)},
         {&p->tiles, n_tiles * sizeof(*p->tiles)},
         {&p->logit_rows, (c->max_logit_rows + 1) * u32},
+        {&p->picks, (c->max_logit_rows + 1) * sizeof(*p->picks)},
         {&p->ids, T * u32},
         {&p->positions, T * u32},
         {&p->slot, T * u32},
@@ -158,7 +159,8 @@ static void check_step(const struct dmk_engine *engine, const struct dmk_step *s
         n_rows += seq->n_tokens;
         n_logits += n_logits_of(seq);
     }
-    dmk_assert(n_logits == 0 || (step->logits && !c->prefill));
+    dmk_assert(n_logits == 0 || ((step->logits || step->picks) && !c->prefill));
+    dmk_assert(!step->picks || dmk_engine_samples(engine));
     for (uint32_t i = 0; i < step->n_copies; i++) {
         dmk_assert(step->copies[i].dp < c->layout.dp);
     }

@@ -1,0 +1,63 @@
+/* check_logits: writes the logits of a checkpoint for given ids, fp32 [n][vocab], for comparisons with other programs.
+ *
+ *   check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids */
+#include <stdio.h>
+#include <stdlib.h>
+#include "common/model/engine.h"
+
+#define MAX_IDS 8192
+
+int main(int argc, char **argv)
+{
+    static uint32_t ids[MAX_IDS], pages[MAX_IDS / 64 + 1];
+    uint32_t n = 0, chunk;
+    struct dmk_engine *engine;
+    struct dmk_error error = {0};
+    if (argc != 5 || (chunk = (uint32_t)strtoul(argv[3], NULL, 10)) == 0) {
+        fprintf(stderr, "usage: check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids\n");
+        return 2;
+    }
+    while (n < MAX_IDS && scanf("%u", &ids[n]) == 1) {
+        n++;
+    }
+    for (uint32_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+        pages[i] = i;
+    }
+    const struct dmk_engine_conf conf = {.model_dir = argv[1],
+                                         .backend = argv[2],
+                                         .layout = {1, 1},
+                                         .n_full_pages = n / 64 + 2,
+                                         .n_window_pages = 3,
+                                         .max_step_tokens = chunk,
+                                         .max_step_seqs = 1,
+                                         .max_logit_rows = chunk};
+    if (dmk_engine_open(&conf, &engine, &error) != 0) {
+        fprintf(stderr, "check_logits: %s\n", error.text);
+        return 1;
+    }
+    const size_t vocab = dmk_engine_shape(engine)->vocab;
+    float *logits = malloc(chunk * vocab * sizeof(float));
+    FILE *out = fopen(argv[4], "wb");
+    int status = logits && out ? 0 : -1;
+    for (uint32_t pos = 0; pos < n && status == 0; pos += chunk) {
+        struct dmk_step_seq seq = {.ids = ids + pos,
+                                   .n_tokens = n - pos < chunk ? n - pos : chunk,
+                                   .pos = pos,
+                                   .full_pages = pages,
+                                   .ring = {0, 1, 2},
+                                   .n_ring = 3,
+                                   .logits = DMK_LOGITS_ALL};
+        status = dmk_engine_step(engine,
+                                 &(struct dmk_step){.seqs = &seq, .n_seqs = 1, .logits = logits});
+        if (status == 0 &&
+            fwrite(logits, vocab * sizeof(float), seq.n_tokens, out) != seq.n_tokens) {
+            status = -1;
+        }
+    }
+    if (out && fclose(out) != 0) {
+        status = -1;
+    }
+    free(logits);
+    dmk_engine_close(&engine);
+    return status != 0;
+}

@@ -1,0 +1,185 @@
+/* Row operations: all bits, but for the norm, whose sum has another order. */
+#include <stdio.h>
+#include <string.h>
+#include "kernels/dtype.h"
+#include "tests/check/cuda/device.h"
+
+#define NORM_L2    2e-3 /* a bf16 result differs by one unit here and there */
+#define NORM_WORST 0.04
+
+static void embed(struct device *d, uint32_t n_rows, uint32_t hidden)
+{
+    struct twin table = twin_bf16(d, (size_t)100 * hidden, 1.0f), ids = twin_u32(d, n_rows, 100),
+                x = twin_new(d, (size_t)n_rows * hidden * 2);
+    d->ref.embed(&(struct dmk_embed_args){table.host, ids.host, x.host, n_rows, hidden}, NULL);
+    d->cuda.embed(&(struct dmk_embed_args){table.dev, ids.dev, x.dev, n_rows, hidden}, d->stream);
+    expect_bits(d, x, "embed");
+    device_end(d, "embed");
+}
+
+static void norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool pick)
+{
+    struct twin x = twin_bf16(d, (size_t)n_rows * hidden, 3.0f), scale = twin_bf16(d, hidden, 1.5f),
+                rows = twin_u32(d, n_rows, n_rows), y = twin_new(d, (size_t)n_rows * hidden * 2);
+    d->ref.rmsnorm(&(struct dmk_rmsnorm_args){x.host, pick ? rows.host : NULL, scale.host, y.host,
+                                              n_rows, hidden, 1e-5f},
+                   NULL);
+    d->cuda.rmsnorm(&(struct dmk_rmsnorm_args){x.dev, pick ? rows.dev : NULL, scale.dev, y.dev,
+                                               n_rows, hidden, 1e-5f},
+                    d->stream);
+    expect_bf16(d, y, NORM_L2, NORM_WORST, "rmsnorm");
+    device_end(d, "rmsnorm");
+}
+
+static void add_norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool bias)
+{
+    const size_t n = (size_t)n_rows * hidden;
+    struct twin x = twin_bf16(d, n, 4.0f), sum = twin_f32(d, n, 3.0f),
+                b = twin_bf16(d, hidden, 1.0f), scale = twin_bf16(d, hidden, 1.5f),
+                y = twin_new(d, n * 2);
+    d->ref.residual(
+        &(struct dmk_residual_args){x.host, sum.host, bias ? b.host : NULL, n_rows, hidden}, NULL);
+    d->ref.rmsnorm(
+        &(struct dmk_rmsnorm_args){x.host, NULL, scale.host, y.host, n_rows, hidden, 1e-5f}, NULL);
+    d->cuda.add_norm(&(struct dmk_add_norm_args){x.dev, sum.dev, bias ? b.dev : NULL, scale.dev,
+                                                 y.dev, n_rows, hidden, 1e-5f},
+                     d->stream);
+    expect_bits(d, x, "add_norm: x");
+    expect_bf16(d, y, NORM_L2, NORM_WORST, "add_norm: y");
+    device_end(d, "add_norm");
+}
+
+static void residual(struct device *d, uint32_t n_rows, uint32_t hidden)
+{
+    const size_t n = (size_t)n_rows * hidden;
+    struct twin x = twin_bf16(d, n, 4.0f), sum = twin_f32(d, n, 3.0f);
+    d->ref.residual(&(struct dmk_residual_args){x.host, sum.host, NULL, n_rows, hidden}, NULL);
+    d->cuda.residual(&(struct dmk_residual_args){x.dev, sum.dev, NULL, n_rows, hidden}, d->stream);
+    expect_bits(d, x, "residual");
+    device_end(d, "residual");
+}
+
+static struct twin make_table(struct device *d, uint32_t n_positions)
+{
+    return twin_f32(d, (size_t)n_positions * 64, 1.35f);
+}
+
+static void rope(struct device *d, uint32_t n_rows, uint32_t n_heads)
+{
+    struct twin x = twin_bf16(d, (size_t)n_rows * n_heads * 64, 8.0f), table = make_table(d, 50),
+                positions = twin_u32(d, n_rows, 50);
+    d->ref.rope(&(struct dmk_rope_args){x.host, positions.host, table.host, n_rows, n_heads}, NULL);
+    d->cuda.rope(&(struct dmk_rope_args){x.dev, positions.dev, table.dev, n_rows, n_heads},
+                 d->stream);
+    expect_bits(d, x, "rope");
+    device_end(d, "rope");
+}
+
+/* Rows of queries, keys and values against rope of each part and kv_write; then kv_write from the same rows. */
+static void rope_write(struct device *d, uint32_t n_rows, uint32_t n_q, uint32_t n_kv, bool write)
+{
+    const uint32_t n_pages = n_rows + 3, page_bytes = 16384, width = (n_q + 2 * n_kv) * 64;
+    struct twin qkv = twin_bf16(d, (size_t)n_rows * width, 8.0f), table = make_table(d, 50),
+                positions = twin_u32(d, n_rows, 50), page = twin_new(d, n_rows * 4),
+                slot = twin_u32(d, n_rows, 64),
+                pages = twin_new(d, (size_t)n_kv * n_pages * page_bytes),
+                k = twin_new(d, (size_t)n_rows * n_kv * 128),
+                v = twin_new(d, (size_t)n_rows * n_kv * 128);
+    uint16_t *rows = qkv.host;
+    uint32_t *page_of = page.host;
+    for (uint32_t t = 0; t < n_rows; t++) {
+        page_of[t] = t % 5 == 3 ? DMK_NONE : n_pages - 1 - t;
+        uint16_t *row = rows + (size_t)t * width;
+        uint32_t *position = (uint32_t *)positions.host + t;
+        d->ref.rope(&(struct dmk_rope_args){row, position, table.host, 1, n_q + n_kv}, NULL);
+        memcpy((uint16_t *)k.host + (size_t)t * n_kv * 64, row + n_q * 64, n_kv * 128);
+        memcpy((uint16_t *)v.host + (size_t)t * n_kv * 64, row + (n_q + n_kv) * 64, n_kv * 128);
+    }
+    twin_send(d, page);
+    struct dmk_kv_write_args w = {k.host, v.host, page.host, slot.host,  pages.host,
+                                  n_rows, n_kv,   n_pages,   page_bytes, 0};
+    d->ref.kv_write(&w, NULL);
+    d->cuda.rope_write(&(struct dmk_rope_write_args){qkv.dev, positions.dev, table.dev, page.dev,
+                                                     slot.dev, write ? pages.dev : NULL, n_rows,
+                                                     n_q, n_kv, n_pages, page_bytes},
+                       d->stream);
+    if (!write) {
+        w = (struct dmk_kv_write_args){(uint16_t *)qkv.dev + n_q * 64,
+                                       (uint16_t *)qkv.dev + (n_q + n_kv) * 64,
+                                       page.dev,
+                                       slot.dev,
+                                       pages.dev,
+                                       n_rows,
+                                       n_kv,
+                                       n_pages,
+                                       page_bytes,
+                                       width};
+        d->cuda.kv_write(&w, d->stream);
+    }
+    expect_bits(d, qkv, "rope_write: rows");
+    expect_bits(d, pages, write ? "rope_write: pages" : "kv_write: pages");
+    device_end(d, "rope_write");
+}
+
+static void page_copy(struct device *d)
+{
+    const uint32_t n_arrays = 5, n_pages = 7, page_bytes = 16384;
+    struct twin pool = twin_bytes(d, (size_t)n_arrays * n_pages * page_bytes, 0, 256);
+    struct dmk_page_copy_args args = {
+        .pool = pool.dev,
+        .pairs = {{1, 2}, {2, 6}, {0, 1}}, /* the second builds on the first */
+        .n_pairs = 3,
+        .n_arrays = n_arrays,
+        .n_pages = n_pages,
+        .page_bytes = page_bytes};
+    for (uint32_t a = 0; a < n_arrays; a++) {
+        for (uint32_t i = 0; i < args.n_pairs; i++) {
+            uint8_t *array = (uint8_t *)pool.host + (size_t)a * n_pages * page_bytes;
+            memcpy(array + args.pairs[i].dst * page_bytes, array + args.pairs[i].src * page_bytes,
+                   page_bytes);
+        }
+    }
+    d->cuda.page_copy(&args, d->stream);
+    expect_bits(d, pool, "page_copy");
+    device_end(d, "page_copy");
+}
+
+static void run_add_norm(struct device *d, void *ud)
+{
+    d->cuda.add_norm(ud, d->stream);
+}
+
+static void bench(struct device *d, uint32_t n)
+{
+    char what[64];
+    const uint32_t H = 2880;
+    struct twin x = twin_bf16(d, (size_t)n * H, 1.0f), sum = twin_f32(d, (size_t)n * H, 0.01f),
+                scale = twin_bf16(d, H, 1.0f), y = twin_new(d, (size_t)n * H * 2);
+    struct dmk_add_norm_args args = {x.dev, sum.dev, scale.dev, scale.dev, y.dev, n, H, 1e-5f};
+    snprintf(what, sizeof(what), "add_norm %u x %u", n, H);
+    device_bench(d, what, run_add_norm, &args, (double)n * H * 10, 0);
+    device_end(d, what);
+}
+
+void check_rows(struct device *d)
+{
+    const uint32_t rows[] = {1, 2, 7, 33, 130}, hiddens[] = {32, 96, 2880, 6144};
+    if (d->bench) {
+        bench(d, 1);
+        bench(d, 128);
+        bench(d, 8192);
+        return;
+    }
+    for (size_t i = 0; i < 5; i++) {
+        for (size_t h = 0; h < 4; h++) {
+            embed(d, rows[i], hiddens[h]);
+            norm(d, rows[i], hiddens[h], h % 2);
+            add_norm(d, rows[i], hiddens[h], i % 2);
+            residual(d, rows[i], hiddens[h]);
+        }
+        rope(d, rows[i], 1 + draw_u32(d, 70));
+        rope_write(d, rows[i], 16, 2, true);
+        rope_write(d, rows[i], 64, 8, false);
+    }
+    page_copy(d);
+}
