@@ -52,8 +52,10 @@ static void put_identity(struct dmk_worker *w, struct dmk_buf *out)
     dmk_buf_printf(out, ",\"role\":\"%s\",\"incarnation\":\"%" PRIu64 "\",\"model\":",
                    dmk_worker__role_name(w), w->incarnation);
     put_string(out, w->model_name);
-    dmk_buf_printf(out, ",\"lane\":\"%s\",\"routers\":%" PRIu32, lane_name(w),
-                   dmk_worker__routers_count(w));
+    dmk_buf_printf(out, ",\"lane\":\"%s\",\"transport\":\"%s\",\"device\":", lane_name(w),
+                   w->xfer ? w->xfer_info.transport : "none");
+    put_string(out, w->xfer_info.device);
+    dmk_buf_printf(out, ",\"routers\":%" PRIu32, dmk_worker__routers_count(w));
     if (w->phase == DMK_WORKER__LOADING) {
         dmk_buf_printf(out, ",\"loaded_percent\":%u", atomic_load(&w->load_percent));
     }

@@ -62,6 +62,7 @@ struct dmk_worker {
 
     const struct dmk_xfer_ops *ops;
     struct dmk_xfer *xfer;
+    struct dmk_xfer_info xfer_info; /* zero without a transport */
     struct dmk_xferloop *xferloop;
 
     struct dmk_rpc *rpc;
@@ -102,6 +103,8 @@ void dmk_worker__blocks_turn(struct dmk_worker *w);
 
 /* metrics.c */
 void dmk_worker__metrics_new(struct dmk_worker *w);
+/* Once the transport is open. */
+void dmk_worker__metrics_add_transfer(struct dmk_worker *w);
 void dmk_worker__metrics_event(struct dmk_worker *w, const Damask__V1__WorkerEvent *event);
 void dmk_worker__metrics_free(struct dmk_worker *w);
 

@@ -172,6 +172,20 @@ void dmk_worker__metrics_new(struct dmk_worker *w)
     dmk_metrics_on_collect(w->metrics, collect, w);
 }
 
+void dmk_worker__metrics_add_transfer(struct dmk_worker *w)
+{
+    char device[2 * sizeof(w->xfer_info.device)], labels[sizeof(w->labels) + 512];
+
+    dmk_metric_label(w->xfer_info.device, device, sizeof(device));
+    (void)snprintf(labels, sizeof(labels),
+                   "%s,transport=\"%s\",device=\"%s\",address=\"%s\",lane=\"%s\"", w->labels,
+                   w->xfer_info.transport, device, w->xfer_info.address,
+                   w->ops->lane(w->xfer) == DMK_LANE_DIRECT ? "direct" : "emulated");
+    dmk_gauge_set(dmk_gauge_new(w->metrics, "damask_transfer_info", labels,
+                                "How KV pages travel from and to this worker; always 1."),
+                  1);
+}
+
 void dmk_worker__metrics_free(struct dmk_worker *w)
 {
     dmk_metrics_free(&w->metrics);

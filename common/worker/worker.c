@@ -12,6 +12,7 @@
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/worker/engine_canary.h"
 #include "common/worker/internal.h"
 
 #define TICK_MS           50
@@ -155,24 +156,37 @@ static int open_real_engine(struct dmk_worker *w)
     return ret;
 }
 
-static void open_engine(void *ud)
+static void shut_engine(struct dmk_worker *w)
 {
-    struct dmk_worker *w = ud;
-
-    w->open_status = w->role->open_engine
-                         ? w->role->open_engine(w->role->ud, &w->port, &w->open_error)
-                         : open_real_engine(w);
-}
-
-static void close_engine(void *ud)
-{
-    struct dmk_worker *w = ud;
-
     if (w->role->close_engine) {
         w->role->close_engine(w->role->ud);
     } else {
         dmk_engine_close(&w->engine);
     }
+}
+
+/* Opens it, and sees that it computes: only then is the worker ready. */
+static void open_engine(void *ud)
+{
+    struct dmk_worker *w = ud;
+    struct dmk_engine_conf conf = {0};
+
+    w->open_status = w->role->open_engine
+                         ? w->role->open_engine(w->role->ud, &w->port, &w->open_error)
+                         : open_real_engine(w);
+    if (w->open_status == 0) {
+        w->role->engine_conf(w->role->ud, &conf);
+        w->open_status =
+            dmk_engine_canary(&w->port, w->role->decode, conf.max_step_tokens, &w->open_error);
+        if (w->open_status < 0) {
+            shut_engine(w);
+        }
+    }
+}
+
+static void close_engine(void *ud)
+{
+    shut_engine(ud);
 }
 
 static void on_engine_closed(void *ud)
@@ -224,7 +238,9 @@ static int open_xfer(struct dmk_worker *w, struct dmk_error *reterr)
     w->ops = dmk_xfer_find("ucx");
     ret = w->ops->open(&conf, &w->xfer, reterr);
     if (ret == 0) {
+        w->ops->info(w->xfer, &w->xfer_info);
         w->xferloop = dmk_xferloop_new(w->loop, w->ops, w->xfer, on_xfer_progress, w);
+        dmk_worker__metrics_add_transfer(w);
     }
     return ret;
 }
@@ -272,10 +288,11 @@ static void on_engine_open(void *ud)
     dmk_rpc_server_set_serving(w->server, true);
     dmk_timer_start(w->tick, TICK_MS, TICK_MS);
     dmk_log_info("worker=%s ready: %s of \"%s\" on %s, admin port %u, incarnation %" PRIu64
-                 ", numerics %s, transfer %s",
+                 ", numerics %s, pages by %s on \"%s\" %s",
                  w->id, dmk_worker__role_name(w), w->model_name, w->conf->listen,
                  dmk_http_server_port(w->admin), w->incarnation, w->port.numerics,
-                 w->xfer ? w->ops->name : "none");
+                 w->xfer ? w->xfer_info.transport : "none", w->xfer_info.device,
+                 w->xfer_info.address);
 }
 
 /* ---- drain and end ---- */

@@ -99,6 +99,13 @@ static enum dmk_xfer_lane get_lane(const struct dmk_xfer *x)
     return node_of(x)->fabric->conf.lane;
 }
 
+static void get_info(const struct dmk_xfer *x, struct dmk_xfer_info *ret)
+{
+    *ret = (struct dmk_xfer_info){.transport = "loopback"};
+    (void)snprintf(ret->address, sizeof(ret->address), "%016llx",
+                   (unsigned long long)node_of(x)->name);
+}
+
 static struct node *find_node(struct dmk_loopback *f, uint64_t name)
 {
     for (struct dmk_list *at = f->nodes.next; at != &f->nodes; at = at->next) {
@@ -459,6 +466,7 @@ const struct dmk_xfer_ops dmk_xfer_loopback_ops = {
     .close = close_node,
     .address = get_address,
     .lane = get_lane,
+    .info = get_info,
     .mem_register = dmk_loopback_mem_register,
     .mem_unregister = dmk_loopback_mem_unregister,
     .mem_pack = dmk_loopback_mem_pack,

@@ -197,7 +197,6 @@ static int open_node(const struct dmk_xfer_conf *conf, struct dmk_xfer **ret,
     const struct ucx_transport *transport = ucx_transport_find(conf->transport);
     struct ucx_node *node;
     ucs_status_t status;
-    char device[64];
     int r;
 
     if (!transport) {
@@ -223,21 +222,29 @@ static int open_node(const struct dmk_xfer_conf *conf, struct dmk_xfer **ret,
         node->messages[i].node = node;
         give_message(&node->messages[i]);
     }
-    r = ucx_bind_resolve(conf->bind, &node->address, device, reterr);
+    r = ucx_bind_resolve(conf->bind, &node->address, node->device, reterr);
     if (r < 0) {
         destroy_node(node);
         return r;
     }
-    status = create_worker(node, device);
+    status = create_worker(node, node->device);
     if (status == UCS_OK) {
         status = start_listening(node);
     }
     if (status != UCS_OK) {
+        char name[sizeof(node->device)];
+
+        memcpy(name, node->device, sizeof(name));
         close_node((struct dmk_xfer *)node);
         return dmk_error_set(reterr, ucx_status(status),
                              "page transport \"%s\" cannot start on %s, interface %s (%s)",
-                             transport->name, conf->bind ? conf->bind : "127.0.0.1", device,
+                             transport->name, conf->bind ? conf->bind : "127.0.0.1", name,
                              ucs_status_string(status));
+    }
+    r = ucx_check_devices(node, reterr);
+    if (r < 0) {
+        close_node((struct dmk_xfer *)node);
+        return r;
     }
     *ret = (struct dmk_xfer *)node;
     return 0;
@@ -377,6 +384,7 @@ const struct dmk_xfer_ops dmk_xfer_ucx_ops = {
     .close = close_node,
     .address = get_address,
     .lane = get_lane,
+    .info = ucx_info,
     .mem_register = ucx_mem_register,
     .mem_unregister = ucx_mem_unregister,
     .mem_pack = ucx_mem_pack,

@@ -213,6 +213,38 @@ int ucx_address_unpack(struct dmk_bytes blob, struct sockaddr_storage *ret_addre
     return 0;
 }
 
+void ucx_info(const struct dmk_xfer *x, struct dmk_xfer_info *ret)
+{
+    const struct ucx_node *node = ucx_node_of(x);
+    struct sockaddr_storage a = node->address;
+    const bool v6 = a.ss_family == AF_INET6;
+    char host[INET6_ADDRSTRLEN] = "?";
+
+    (void)inet_ntop(a.ss_family,
+                    v6 ? (const void *)&as_in6(&a)->sin6_addr : (const void *)&as_in4(&a)->sin_addr,
+                    host, sizeof(host));
+    (void)snprintf(ret->transport, sizeof(ret->transport), "%s", node->transport->name);
+    (void)snprintf(ret->device, sizeof(ret->device), "%s", node->device);
+    (void)snprintf(ret->address, sizeof(ret->address), v6 ? "[%s]:%u" : "%s:%u", host,
+                   ntohs(v6 ? as_in6(&a)->sin6_port : as_in4(&a)->sin_port));
+}
+
+int ucx_check_devices(const struct ucx_node *node, struct dmk_error *reterr)
+{
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+
+    if (strcmp(node->transport->name, "cuda") != 0) {
+        return 0;
+    }
+    if (ucp_context_query(node->context, &attr) != UCS_OK ||
+        !(attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "page transport \"cuda\": UCX finds no CUDA device or driver here; "
+                             "pages would go over tcp");
+    }
+    return 0;
+}
+
 __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t
 log_line(const char *file, unsigned line, const char *function, ucs_log_level_t level,
          const ucs_log_component_config_t *component, const char *format, va_list ap)

@@ -86,6 +86,7 @@ struct ucx_node {
     ucp_worker_h worker;
     ucp_listener_h listener;
     struct sockaddr_storage address;
+    char device[64];
     struct dmk_list eps;
     uint32_t n_accepted, n_waiting;
     ucp_conn_request_h waiting[UCX_MAX_WAITING];
@@ -112,6 +113,9 @@ int ucx_bind_resolve(const char *bind, struct sockaddr_storage *ret_address, cha
                      struct dmk_error *reterr);
 size_t ucx_sockaddr_len(const struct sockaddr_storage *address);
 int ucx_address_pack(const struct sockaddr_storage *address, uint8_t *ret_blob, size_t *ret_len);
+void ucx_info(const struct dmk_xfer *x, struct dmk_xfer_info *ret);
+/* What the transport was chosen for is there: UCX itself would go on over what else there is. */
+int ucx_check_devices(const struct ucx_node *node, struct dmk_error *reterr);
 int ucx_address_unpack(struct dmk_bytes blob, struct sockaddr_storage *ret_address);
 /* Puts UCX's log and signal handlers out of our way; once in a process. */
 void ucx_quieten(void);

@@ -60,6 +60,13 @@ struct dmk_xfer_conf {
     struct dmk_xfer_events events;
 };
 
+/* How this node's pages travel, for logs, health and metrics. */
+struct dmk_xfer_info {
+    char transport[16]; /* "tcp", "shm", "cuda", "loopback" */
+    char device[64];  /* the network interface, the only one that is used; "" when there is none */
+    char address[64]; /* that it listens on */
+};
+
 /* status: 0 or a negative code. */
 typedef void (*dmk_xfer_done_fn)(void *ud, int status);
 
@@ -74,6 +81,7 @@ struct dmk_xfer_ops {
     /* ret_blob holds DMK_XFER_ADDRESS_MAX bytes. */
     int (*address)(struct dmk_xfer *x, uint8_t *ret_blob, size_t *ret_len);
     enum dmk_xfer_lane (*lane)(const struct dmk_xfer *x);
+    void (*info)(const struct dmk_xfer *x, struct dmk_xfer_info *ret);
 
     int (*mem_register)(struct dmk_xfer *x, void *base, size_t bytes, enum dmk_mem_kind kind,
                         struct dmk_xfer_mem **ret, struct dmk_error *reterr);

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 
@@ -228,6 +229,42 @@ def test_a_killed_decode_worker_fails_what_it_held_alone(make, right):
     for i, ask in enumerate(asks):
         if ask not in failed:
             assert ask.text() == right(20, 60, 1000 + i)
+
+
+# How pages travel
+
+def test_transport_and_device_are_named(make, build):
+    c = make(1, 1)
+    for w in c.prefill + c.decode:
+        assert 'transport="tcp",device="lo"' in get(w.admin + "/metrics")[1]
+        assert (state(w)["transport"], state(w)["device"], state(w)["lane"]) == ("tcp", "lo", "emulated")
+        assert 'pages by tcp on "lo" 127.0.0.1:' in open(w.log).read()
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")
+def test_a_transport_whose_device_is_missing_is_an_error_at_the_start(build):
+    run = subprocess.run([build / "tools" / "damask", "mock", "prefill", "--listen", "127.0.0.1:0", "--admin-port", "0",
+                          "--xfer-transport", "cuda"], capture_output=True, text=True, timeout=30)
+    assert run.returncode != 0 and "CUDA" in run.stderr, run.stderr
+
+
+def test_not_ready_before_the_engine_has_computed(make):
+    """The first steps take a second each: alive at once, ready when they are through."""
+    c = make(1, 1, start=False, prefill_args=["--step-us", "1000000"], decode_args=["--step-us", "500000"])
+    for w in c.prefill + c.decode:
+        w.start()
+    seen = {w.name: set() for w in c.prefill + c.decode}
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.8:
+        for w in c.prefill + c.decode:
+            status = get(w.admin + "/livez")[0], get(w.admin + "/readyz")[0]
+            if status[0]:
+                seen[w.name].add(status)
+        time.sleep(0.02)
+    assert all(s == {(200, 503)} for s in seen.values()), seen
+    for w in c.prefill + c.decode:
+        w.wait_ready(time.monotonic() + 10)
+        assert w.stop() == 0
 
 
 # Waiting costs nothing

@@ -1,6 +1,29 @@
 /* See role.h. */
 #include "role.h"
+#include <math.h>
+#include "common/base/status.h"
 #include "common/base/assert.h"
+
+/* Steps of the worker's canary; the role's own are run_step. */
+static int engine_step(void *engine, const struct dmk_step *step)
+{
+    struct test_role *r = engine;
+
+    dmk_assert(step->n_seqs == 1 && step->seqs[0].n_tokens >= 1 && step->seqs[0].n_tokens <= 8);
+    atomic_fetch_add(&r->n_engine_steps, 1);
+    if (step->seqs[0].logits == DMK_LOGITS_LAST) {
+        for (uint32_t i = 0; i < r->shape.vocab; i++) {
+            step->logits[i] = r->bad_logits && i == 77 ? NAN : 1.0f;
+        }
+    }
+    return r->fail_step ? -DMK_EIO : 0;
+}
+
+static void engine_conf(void *ud, struct dmk_engine_conf *conf)
+{
+    (void)ud;
+    conf->max_step_tokens = 8;
+}
 
 static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
 {
@@ -17,7 +40,9 @@ static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_er
                                          .layout = {.tp = 1, .dp = 1},
                                          .numerics = "test-numerics",
                                          .model_id = {.lo = 3, .hi = 4},
-                                         .n_ranks = 1};
+                                         .n_ranks = 1,
+                                         .step = engine_step,
+                                         .engine = r};
     return 0;
 }
 
@@ -268,6 +293,7 @@ struct dmk_worker_role test_role_make(struct test_role *r)
         .ud = r,
         .open_engine = open_engine,
         .close_engine = close_engine,
+        .engine_conf = engine_conf,
         .open = open_role,
         .close = close_role,
         .on_generate = on_generate,

@@ -725,6 +725,22 @@ static void a_missing_model_ends_the_start(void **state)
     assert_int_equal(atomic_load(&role.n_engine_closed), 0);
 }
 
+/* Ready means that the engine has computed something. */
+static void an_engine_that_can_not_compute_ends_the_start(void **state)
+{
+    (void)state;
+    for (int bad = 0; bad < 2; bad++) {
+        prepare();
+        role.fail_step = bad == 0;
+        role.bad_logits = bad == 1;
+        start_worker();
+        assert_int_equal(join_worker(), 1);
+        assert_int_equal(atomic_load(&role.n_engine_steps), 1 + bad);
+        assert_int_equal(atomic_load(&role.n_open), 0);
+        assert_int_equal(atomic_load(&role.n_engine_closed), 1);
+    }
+}
+
 static void drain_finishes_what_runs(void **state)
 {
     static const uint32_t prompt[] = {5, 6};
@@ -817,6 +833,7 @@ int main(void)
         ON_WORKER(a_stuck_step_fails_health),
         cmocka_unit_test(probes_answer_while_loading),
         cmocka_unit_test(a_missing_model_ends_the_start),
+        cmocka_unit_test(an_engine_that_can_not_compute_ends_the_start),
         cmocka_unit_test(drain_finishes_what_runs),
         cmocka_unit_test(drain_has_a_limit_and_a_second_signal_ends),
     };
