@@ -9,7 +9,8 @@
 #include "kernels/cpu/moe_tmpl.h"
 #include "kernels/cpu/rows_tmpl.h"
 
-_Static_assert(BLOCK_ROWS % TILE_R == 0 && BLOCK_ROWS * TILE_T % 4 == 0 && FEW <= TILE_T,
+_Static_assert(BLOCK_ROWS % TILE_ROWS(3) == 0 && BLOCK_ROWS % TILE_ROWS(TILE_T) == 0 &&
+                   BLOCK_ROWS * TILE_T % 4 == 0 && FEW + 1 >= TILE_MIN && FEW <= TILE_T,
                "tile sizes");
 _Static_assert(BLOCK_ROWS <= DMK_CPU_SCRATCH_ROWS, "scratch");
 _Static_assert(VL *HALVES == DMK_LANES, "vector sizes");

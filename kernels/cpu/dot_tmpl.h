@@ -10,9 +10,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#define FEW        4  /* tokens up to which weights go straight from memory into the sums */
-#define BLOCK_ROWS 48 /* weight rows of one item of work; a multiple of TILE_R */
+#define BLOCK_ROWS 48 /* weight rows of one item of work; a multiple of every TILE_ROWS */
 #define CHUNK      30
+#define FETCH      512 /* elements between what is read and what is fetched from memory */
+#define TILE_MIN   3   /* tokens of the narrowest tile; FEW + 1 or more of them part into tiles */
 
 /* The scratch memory of a thread. */
 struct dot_scratch {
@@ -35,18 +36,26 @@ INLINE void sum_lanes4(const float *lanes, float *out)
     _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(b[0], b[2]), _mm_add_ps(b[1], b[3])));
 }
 
-/* x: TILE_T token rows from block first on; packed [half][block][even, odd][token][VL]. */
-static void pack_tile(const uint16_t *const x[TILE_T], uint32_t first, uint32_t n_blocks,
-                      float *packed)
+/* How many of n > FEW token rows the next tile takes: tiles as even as can be, none below TILE_MIN. */
+INLINE uint32_t tile_tokens(uint32_t n)
+{
+    uint32_t n_tiles = (n + TILE_T - 1) / TILE_T;
+    return (n + n_tiles - 1) / n_tiles;
+}
+
+/* x: n_t token rows from block first on; packed [half][block][even, odd][token][VL]. */
+INLINE void pack_tile(const uint16_t *const x[TILE_T], uint32_t first, uint32_t n_blocks,
+                      const uint32_t n_t, float *packed)
 {
     for (uint32_t h = 0; h < HALVES; h++) {
         for (uint32_t b = 0; b < n_blocks; b++) {
             size_t at = (size_t)(first + b) * DMK_K_BLOCK + h * 2 * VL;
-            for (uint32_t t = 0; t < TILE_T; t++) {
+#pragma GCC unroll 8
+            for (uint32_t t = 0; t < n_t; t++) {
                 vf_store(packed + t * VL, vf_even(x[t] + at));
-                vf_store(packed + (TILE_T + t) * VL, vf_odd(x[t] + at));
+                vf_store(packed + (n_t + t) * VL, vf_odd(x[t] + at));
             }
-            packed += 2 * TILE_T * VL;
+            packed += 2 * n_t * VL;
         }
     }
 }
@@ -58,80 +67,103 @@ INLINE const uint16_t *load_again(const uint16_t *p)
     return p;
 }
 
-/* TILE_R rows by TILE_T tokens over a chunk of K; sums [row][token][16] go on from what they hold. */
-static void dot_tile(const uint16_t *const w[TILE_R], const float *packed, uint32_t n_blocks,
-                     float *sums, bool begin)
+/* n_r rows by n_t tokens over a chunk of K; sums [row][token][16] go on from what they hold. The rows of
+ * the next tile, `ahead` elements on, are fetched meanwhile. */
+INLINE void dot_tile(const uint16_t *const *w, const float *packed, uint32_t n_blocks,
+                     const uint32_t n_r, const uint32_t n_t, float *sums, bool begin, size_t ahead)
 {
     for (uint32_t h = 0; h < HALVES; h++) {
-        vf acc[TILE_R][TILE_T];
+        vf acc[TILE_ROWS(TILE_MIN)][TILE_T];
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < TILE_R; r++) {
+        for (uint32_t r = 0; r < n_r; r++) {
 #pragma GCC unroll 8
-            for (uint32_t t = 0; t < TILE_T; t++) {
-                acc[r][t] =
-                    begin ? vf_zero() : vf_load(sums + (r * TILE_T + t) * DMK_LANES + h * VL);
+            for (uint32_t t = 0; t < n_t; t++) {
+                acc[r][t] = begin ? vf_zero() : vf_load(sums + (r * n_t + t) * DMK_LANES + h * VL);
             }
         }
         for (uint32_t b = 0; b < n_blocks; b++) {
             size_t at = (size_t)b * DMK_K_BLOCK + h * 2 * VL;
-            vf wv[TILE_R];
+            vf wv[TILE_ROWS(TILE_MIN)];
 #pragma GCC unroll 8
-            for (uint32_t r = 0; r < TILE_R; r++) {
+            for (uint32_t r = 0; r < n_r; r++) {
                 wv[r] = vf_even(w[r] + at);
+                if (h == 0) {
+                    _mm_prefetch((const char *)(w[r] + at + ahead), _MM_HINT_T0);
+                }
             }
 #pragma GCC unroll 8
-            for (uint32_t t = 0; t < TILE_T; t++) {
+            for (uint32_t t = 0; t < n_t; t++) {
                 vf xv = vf_hold(vf_load(packed + t * VL));
 #pragma GCC unroll 8
-                for (uint32_t r = 0; r < TILE_R; r++) {
+                for (uint32_t r = 0; r < n_r; r++) {
                     acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);
                 }
             }
 #pragma GCC unroll 8
-            for (uint32_t r = 0; r < TILE_R; r++) {
+            for (uint32_t r = 0; r < n_r; r++) {
                 wv[r] = vf_odd(load_again(w[r] + at));
             }
 #pragma GCC unroll 8
-            for (uint32_t t = 0; t < TILE_T; t++) {
-                vf xv = vf_hold(vf_load(packed + (TILE_T + t) * VL));
+            for (uint32_t t = 0; t < n_t; t++) {
+                vf xv = vf_hold(vf_load(packed + (n_t + t) * VL));
 #pragma GCC unroll 8
-                for (uint32_t r = 0; r < TILE_R; r++) {
+                for (uint32_t r = 0; r < n_r; r++) {
                     acc[r][t] = vf_fma(wv[r], xv, acc[r][t]);
                 }
             }
-            packed += 2 * TILE_T * VL;
+            packed += 2 * n_t * VL;
         }
 #pragma GCC unroll 8
-        for (uint32_t r = 0; r < TILE_R; r++) {
+        for (uint32_t r = 0; r < n_r; r++) {
 #pragma GCC unroll 8
-            for (uint32_t t = 0; t < TILE_T; t++) {
-                vf_store(sums + (r * TILE_T + t) * DMK_LANES + h * VL, acc[r][t]);
+            for (uint32_t t = 0; t < n_t; t++) {
+                vf_store(sums + (r * n_t + t) * DMK_LANES + h * VL, acc[r][t]);
             }
         }
     }
 }
 
-/* out [n_w][TILE_T] = dot of n_w <= BLOCK_ROWS weight rows and TILE_T token rows over k elements. Rows
- * beyond n_w are repeats of the last one, which are not stored. */
-static void dot_rows_tile(const uint16_t *w, size_t w_stride, uint32_t n_w,
-                          const uint16_t *const x[TILE_T], uint32_t k, struct dot_scratch *s,
-                          float *out)
+INLINE void dot_rows_tile_t(const uint16_t *w, size_t w_stride, uint32_t n_w,
+                            const uint16_t *const x[TILE_T], uint32_t k, const uint32_t n_t,
+                            struct dot_scratch *s, float *out)
 {
-    uint32_t n_blocks = k / DMK_K_BLOCK;
+    const uint32_t n_r = TILE_ROWS(n_t), n_blocks = k / DMK_K_BLOCK;
     for (uint32_t first = 0; first < n_blocks; first += CHUNK) {
         uint32_t n = n_blocks - first < CHUNK ? n_blocks - first : CHUNK;
-        pack_tile(x, first, n, s->x);
-        for (uint32_t row = 0; row < n_w; row += TILE_R) {
-            const uint16_t *rows[TILE_R];
-            for (uint32_t r = 0; r < TILE_R; r++) {
+        pack_tile(x, first, n, n_t, s->x);
+        for (uint32_t row = 0; row < n_w; row += n_r) {
+            const uint16_t *rows[TILE_ROWS(TILE_MIN)];
+            for (uint32_t r = 0; r < n_r; r++) {
                 uint32_t at = row + r < n_w ? row + r : n_w - 1;
                 rows[r] = w + at * w_stride + (size_t)first * DMK_K_BLOCK;
             }
-            dot_tile(rows, s->x, n, s->sums + (size_t)row * TILE_T * DMK_LANES, first == 0);
+            dot_tile(rows, s->x, n, n_r, n_t, s->sums + (size_t)row * n_t * DMK_LANES, first == 0,
+                     n_r * w_stride);
         }
     }
-    for (uint32_t i = 0; i < (n_w + TILE_R - 1) / TILE_R * TILE_R * TILE_T; i += 4) {
+    for (uint32_t i = 0; i < (n_w + n_r - 1) / n_r * n_r * n_t; i += 4) {
         sum_lanes4(s->sums + (size_t)i * DMK_LANES, out + i);
+    }
+}
+
+/* out [n_w][n_t] = dot of n_w <= BLOCK_ROWS weight rows and n_t token rows (see tile_tokens) over k
+ * elements. Rows beyond n_w are repeats of the last one, which nobody looks at. */
+static void dot_rows_tile(const uint16_t *w, size_t w_stride, uint32_t n_w,
+                          const uint16_t *const x[TILE_T], uint32_t k, uint32_t n_t,
+                          struct dot_scratch *s, float *out)
+{
+    switch (n_t) {
+    case 3:
+        dot_rows_tile_t(w, w_stride, n_w, x, k, 3, s, out);
+        break;
+    case 4:
+        dot_rows_tile_t(w, w_stride, n_w, x, k, 4, s, out);
+        break;
+    case 5:
+        dot_rows_tile_t(w, w_stride, n_w, x, k, 5, s, out);
+        break;
+    default:
+        dot_rows_tile_t(w, w_stride, n_w, x, k, TILE_T, s, out);
     }
 }
 
@@ -149,9 +181,10 @@ static void pack_rows(const uint16_t *const *x, uint32_t n_t, uint32_t k, float 
     }
 }
 
-/* lanes [n_r][n_t][16] = n_r weight rows times n_t packed rows, which lie x_stride apart. */
+/* lanes [n_r][n_t][16] = n_r weight rows times n_t packed rows, which lie x_stride apart. What comes
+ * after these rows, `ahead` elements on, is fetched when their own end is near. */
 INLINE void dot_few(const uint16_t *const *w, const float *packed, size_t x_stride, uint32_t k,
-                    const uint32_t n_r, const uint32_t n_t, float *lanes)
+                    const uint32_t n_r, const uint32_t n_t, size_t ahead, float *lanes)
 {
     vf acc[FEW_ROWS(1)][FEW][HALVES];
 #pragma GCC unroll 8
@@ -159,9 +192,10 @@ INLINE void dot_few(const uint16_t *const *w, const float *packed, size_t x_stri
         acc[i / HALVES / n_t][i / HALVES % n_t][i % HALVES] = vf_zero();
     }
     for (uint32_t at = 0; at < k; at += DMK_K_BLOCK) {
+        size_t fetch = at + FETCH < k ? at + FETCH : at + FETCH - k + ahead;
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < n_r; r++) {
-            _mm_prefetch((const char *)(w[r] + at) + 1024, _MM_HINT_T0);
+            _mm_prefetch((const char *)(w[r] + fetch), _MM_HINT_T0);
         }
 #pragma GCC unroll 8
         for (uint32_t h = 0; h < HALVES; h++) {
@@ -192,6 +226,8 @@ INLINE void dot_rows_few_t(const uint16_t *w, size_t w_stride, uint32_t n_w, con
         for (uint32_t slice = 0; slice < n_slices; slice++) {
             _Alignas(64) float lanes[4 * FEW * DMK_LANES];
             const uint16_t *rows[4];
+            /* The next slice of the same rows, or the next rows. */
+            size_t ahead = slice + 1 < n_slices ? k : FEW_ROWS(n_t) * w_stride - (size_t)slice * k;
             for (uint32_t r = 0; r < 4; r++) {
                 uint32_t at = row + r < n_w ? row + r : n_w - 1;
                 rows[r] = w + at * w_stride + (size_t)slice * k;
@@ -199,7 +235,7 @@ INLINE void dot_rows_few_t(const uint16_t *w, size_t w_stride, uint32_t n_w, con
 #pragma GCC unroll 4
             for (uint32_t r = 0; r < 4; r += FEW_ROWS(n_t)) {
                 dot_few(rows + r, packed + (size_t)slice * k, (size_t)k * n_slices, k,
-                        FEW_ROWS(n_t), n_t, lanes + r * n_t * DMK_LANES);
+                        FEW_ROWS(n_t), n_t, ahead, lanes + r * n_t * DMK_LANES);
             }
             for (uint32_t t = 0; t < n_t; t++) {
                 sum_lanes4(lanes + t * 4 * DMK_LANES, out[slice] + row * n_t + t * 4);
@@ -220,11 +256,13 @@ static void dot_rows_few(const uint16_t *w, size_t w_stride, uint32_t n_w, const
     case 2:
         dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 2, out);
         break;
+#if FEW > 2
     case 3:
         dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 3, out);
         break;
+#endif
     default:
-        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, 4, out);
+        dot_rows_few_t(w, w_stride, n_w, packed, k, n_slices, FEW, out);
     }
 }
 

@@ -5,8 +5,7 @@
 
 struct linear_task {
     const struct dmk_linear_args *a;
-    uint32_t n_row_blocks;
-    uint32_t token_block; /* tokens of an item */
+    uint32_t n_row_blocks, n_token_blocks;
 };
 
 /* values [n_w][step] of tokens t0 .. t0 + n_t - 1 go to their rows of y. */
@@ -41,8 +40,9 @@ static void linear_item(const void *args, uint32_t item, void *scratch)
     struct dot_scratch *s = scratch;
     uint32_t row0 = item % task->n_row_blocks * BLOCK_ROWS;
     uint32_t n_w = a->n_out - row0 < BLOCK_ROWS ? a->n_out - row0 : BLOCK_ROWS;
-    uint32_t t0 = item / task->n_row_blocks * task->token_block;
-    uint32_t t1 = a->n_rows - t0 < task->token_block ? a->n_rows : t0 + task->token_block;
+    uint64_t part = item / task->n_row_blocks; /* parts differ by one token at most */
+    uint32_t t0 = (uint32_t)(a->n_rows * part / task->n_token_blocks);
+    uint32_t t1 = (uint32_t)(a->n_rows * (part + 1) / task->n_token_blocks);
     const uint16_t *w = a->w + row0 * a->w_stride;
     if (a->n_rows <= FEW) {
         float *packed = (float *)(void *)s->rows;
@@ -56,29 +56,30 @@ static void linear_item(const void *args, uint32_t item, void *scratch)
         linear_store(a, s->out[0], a->n_rows, row0, n_w, 0, a->n_rows);
         return;
     }
-    for (uint32_t t = t0; t < t1; t += TILE_T) {
+    for (uint32_t t = t0, n_t; t < t1; t += n_t) {
+        n_t = tile_tokens(t1 - t);
         for (uint32_t slice = 0; slice < a->n_slices; slice++) {
             const uint16_t *x[TILE_T];
-            for (uint32_t i = 0; i < TILE_T; i++) {
-                x[i] = a->x + (t + i < t1 ? t + i : t1 - 1) * a->x_stride + (size_t)slice * a->k;
+            for (uint32_t i = 0; i < n_t; i++) {
+                x[i] = a->x + (t + i) * a->x_stride + (size_t)slice * a->k;
             }
-            dot_rows_tile(w + (size_t)slice * a->k, a->w_stride, n_w, x, a->k, s, s->out[slice]);
+            dot_rows_tile(w + (size_t)slice * a->k, a->w_stride, n_w, x, a->k, n_t, s,
+                          s->out[slice]);
         }
-        sum_slices(s->out, a->n_slices, n_w * TILE_T);
-        linear_store(a, s->out[0], TILE_T, row0, n_w, t, t1 - t < TILE_T ? t1 - t : TILE_T);
+        sum_slices(s->out, a->n_slices, n_w * n_t);
+        linear_store(a, s->out[0], n_t, row0, n_w, t, n_t);
     }
 }
 
 static void run_linear(const struct dmk_linear_args *a, struct dmk_stream *stream)
 {
-    struct linear_task task = {a, (a->n_out + BLOCK_ROWS - 1) / BLOCK_ROWS, a->n_rows};
+    struct linear_task task = {a, (a->n_out + BLOCK_ROWS - 1) / BLOCK_ROWS, 1};
     if (a->n_rows == 0 || a->n_out == 0) {
         return;
     }
     /* Few rows: share out the tokens too. */
     if (task.n_row_blocks < 8 * stream->n_threads && a->n_rows > 16 * TILE_T) {
-        task.token_block = 16 * TILE_T;
+        task.n_token_blocks = (a->n_rows + 16 * TILE_T - 1) / (16 * TILE_T);
     }
-    uint32_t n_token_blocks = (a->n_rows + task.token_block - 1) / task.token_block;
-    stream->run(stream, linear_item, &task, task.n_row_blocks * n_token_blocks);
+    stream->run(stream, linear_item, &task, task.n_row_blocks * task.n_token_blocks);
 }

@@ -32,7 +32,7 @@ INLINE void mx_rows_few_t(const uint8_t *blocks, const uint8_t *scales, uint32_t
             rows[r] = blocks + at * row_bytes;
             row_scales[r] = scales + (size_t)at * n_blocks;
         }
-        mx_dot4(rows, row_scales, packed, n_blocks, n_t, lanes);
+        mx_dot4(rows, row_scales, packed, n_blocks, n_t, 4 * row_bytes, lanes);
         for (uint32_t t = 0; t < n_t; t++) {
             sum_lanes4(lanes + t * 4 * DMK_LANES, out + row * n_t + t * 4);
         }
@@ -50,11 +50,13 @@ static void mx_rows_few(const uint8_t *blocks, const uint8_t *scales, uint32_t n
     case 2:
         mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 2, out);
         break;
+#if FEW > 2
     case 3:
         mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 3, out);
         break;
+#endif
     default:
-        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, 4, out);
+        mx_rows_few_t(blocks, scales, n_w, n_blocks, packed, FEW, out);
     }
 }
 
@@ -137,14 +139,15 @@ static void moe_item(const void *args, uint32_t item, void *scratch)
         mx_block_bf16(blocks + i * DMK_MXFP4_BLOCK_BYTES, m->scales[row * n_blocks + i],
                       s->rows + i * DMK_K_BLOCK);
     }
-    for (uint32_t slot = first; slot < end; slot += TILE_T) {
+    for (uint32_t slot = first, n_t; slot < end; slot += n_t) {
         const uint16_t *x[TILE_T];
-        for (uint32_t i = 0; i < TILE_T; i++) {
-            x[i] = slot_x(task, slot + i < end ? slot + i : end - 1);
+        n_t = tile_tokens(end - slot);
+        for (uint32_t i = 0; i < n_t; i++) {
+            x[i] = slot_x(task, slot + i);
         }
-        dot_rows_tile(mx ? s->rows : w, m->cols, n_w, x, m->cols, s, s->out[0]);
-        for (uint32_t i = 0; i < TILE_T && slot + i < end; i++) {
-            moe_store(task, expert, slot + i, row0, n_w, s->out[0] + i, TILE_T);
+        dot_rows_tile(mx ? s->rows : w, m->cols, n_w, x, m->cols, n_t, s, s->out[0]);
+        for (uint32_t i = 0; i < n_t; i++) {
+            moe_store(task, expert, slot + i, row0, n_w, s->out[0] + i, n_t);
         }
     }
 }

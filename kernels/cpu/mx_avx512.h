@@ -33,9 +33,10 @@ INLINE void mx_block_bf16(const uint8_t *p, uint8_t scale, uint16_t *out)
     _mm512_storeu_si512(out, _mm512_or_si512(even, _mm512_castps_si512(w[1])));
 }
 
-/* lanes [4][n_t][16] = four rows times n_t packed rows. */
+/* lanes [4][n_t][16] = four rows times n_t packed rows; the next four lie `ahead` bytes on. */
 INLINE void mx_dot4(const uint8_t *const rows[4], const uint8_t *const scales[4],
-                    const float *packed, uint32_t n_blocks, const uint32_t n_t, float *lanes)
+                    const float *packed, uint32_t n_blocks, const uint32_t n_t, size_t ahead,
+                    float *lanes)
 {
     vf acc[4][FEW];
 #pragma GCC unroll 16
@@ -48,7 +49,7 @@ INLINE void mx_dot4(const uint8_t *const rows[4], const uint8_t *const scales[4]
             const uint8_t *block = rows[r] + (size_t)b * DMK_MXFP4_BLOCK_BYTES;
             vf w[2];
             mx_block(block, scales[r][b], w);
-            _mm_prefetch((const char *)block + 1024, _MM_HINT_T0);
+            _mm_prefetch((const char *)block + ahead, _MM_HINT_T0);
 #pragma GCC unroll 4
             for (uint32_t t = 0; t < n_t; t++) {
                 const float *x = packed + ((size_t)t * n_blocks + b) * DMK_K_BLOCK;

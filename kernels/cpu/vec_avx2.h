@@ -6,11 +6,12 @@
 
 #define VL     8
 #define HALVES 2 /* vectors that make 16 lanes */
-#define TILE_R 2 /* rows and tokens of a register tile: 10 sums, 2 weights, 1 activation */
-#define TILE_T 5
-/* Weight rows side by side in products with a few (n_t) tokens. */
-#define FEW_ROWS(n_t) ((n_t) == 1 ? 4 : (n_t) < 4 ? 2 : 1)
-#define HEADS_R       2 /* query heads side by side in attention, each with 4 vectors */
+#define TILE_T                                                                                     \
+    5 /* most tokens of a register tile, and its rows: 8 to 10 sums, weights, 1 activation */
+#define TILE_ROWS(n_t) ((n_t) == 3 ? 3 : 2)
+#define FEW            2 /* tokens up to which weights go straight from memory into the sums */
+#define FEW_ROWS(n_t)  ((n_t) == 1 ? 4 : 2) /* weight rows side by side with n_t such tokens */
+#define HEADS_R        2 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m256 vf;
 

@@ -6,11 +6,12 @@
 
 #define VL     16
 #define HALVES 1 /* vectors that make 16 lanes */
-#define TILE_R 4 /* rows and tokens of a register tile: 24 sums, 4 weights, 1 activation */
-#define TILE_T 6
-/* Weight rows side by side in products with a few (n_t) tokens. */
-#define FEW_ROWS(n_t) 4
-#define HEADS_R       4 /* query heads side by side in attention, each with 4 vectors */
+#define TILE_T                                                                                     \
+    6 /* most tokens of a register tile, and its rows: 18 to 24 sums, weights, 1 activation */
+#define TILE_ROWS(n_t) ((n_t) < 5 ? 6 : 4)
+#define FEW            4 /* tokens up to which weights go straight from memory into the sums */
+#define FEW_ROWS(n_t)  4 /* weight rows side by side with n_t such tokens */
+#define HEADS_R        4 /* query heads side by side in attention, each with 4 vectors */
 
 typedef __m512 vf;
 

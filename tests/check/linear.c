@@ -84,7 +84,9 @@ void check_linear(struct check *c)
         {1, 1, 32, 1, true, false},    {1, 47, 64, 1, false, true},   {1, 49, 96, 8, true, false},
         {1, 200, 2880, 1, true, true}, {2, 48, 2880, 1, true, false}, {3, 5, 992, 1, false, true},
         {4, 97, 960, 1, true, false},  {5, 96, 1024, 2, true, false}, {7, 33, 512, 4, false, true},
-        {9, 64, 64, 8, true, false},   {130, 50, 96, 1, false, true}, {97, 3, 320, 1, true, true}};
+        {9, 64, 64, 8, true, false},   {130, 50, 96, 1, false, true}, {97, 3, 320, 1, true, true},
+        {6, 50, 96, 1, true, true},    {11, 7, 1056, 1, true, false}, {81, 97, 64, 2, true, true},
+        {161, 1, 64, 1, false, true}};
     for (size_t i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++) {
         check_shape(c, &fixed[i]);
     }
