@@ -70,12 +70,15 @@ struct dmk_api_limits {
     int64_t date_unix_s;       /* what a chat format prints as the current date; < 0 = none */
 };
 
+struct dmk_field_tables; /* fields.h */
+
 struct dmk_dialect {
-    const char *name;         /* label in metrics and logs */
-    const char *path;         /* POST, or the gRPC method */
-    bool http;                /* else gRPC */
-    const char *content_type; /* whole answers */
-    bool done_mark;           /* a stream over HTTP ends with "data: [DONE]" */
+    const char *name;                      /* label in metrics and logs */
+    const char *path;                      /* POST, or the gRPC method */
+    bool http;                             /* else gRPC */
+    const char *content_type;              /* whole answers */
+    const struct dmk_field_tables *tables; /* of its body, for the served description; or NULL */
+    bool done_mark;                        /* a stream over HTTP ends with "data: [DONE]" */
     int (*parse)(struct dmk_bytes body, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                  struct dmk_api_error *reterr);
     /* Set where the answer follows from the prompt and no worker is asked: the whole body. On the pool, when

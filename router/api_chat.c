@@ -76,6 +76,15 @@ static const struct dmk_field_refused refused[] = {
     {"bootstrap_host", NULL},
 };
 
+const struct dmk_field_tables dmk_api_chat_tables = {
+    .schema = "ChatRequest",
+    .fields = fields,
+    .n_fields = sizeof(fields) / sizeof(fields[0]),
+    .refused = refused,
+    .n_refused = sizeof(refused) / sizeof(refused[0]),
+    .samples = true,
+};
+
 static int read_call(struct parse *p, struct dmk_message *m, const json_t *v, const char *at)
 {
     const json_t *fn = json_object_get(v, "function");
@@ -320,7 +329,7 @@ static int read_modalities(struct parse *p, const json_t *root)
 /* max_completion_tokens is the newer name of max_tokens and wins. */
 static int read_limits(struct parse *p, const json_t *root)
 {
-    int rc = dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), p->ask, p->err);
+    int rc = dmk_fields_read(root, &dmk_api_chat_tables, p->ask, p->err);
 
     if (rc == 0 && p->ask->top_logprobs > 0 && !p->ask->logprobs) {
         return dmk_api_bad(p->err, "top_logprobs",
@@ -375,7 +384,6 @@ static int parse_root(struct parse *p, const json_t *root)
     int rc;
 
     if ((rc = begin(p)) < 0 || (rc = dmk_fields_common(root, p->limits, p->ask, p->err)) < 0 ||
-        (rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), p->err)) < 0 ||
         (rc = read_limits(p, root)) < 0) {
         return rc;
     }

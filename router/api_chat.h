@@ -3,6 +3,7 @@
 
 #include "router/api.h"
 
+extern const struct dmk_field_tables dmk_api_chat_tables;
 int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                        struct dmk_ask *ask, struct dmk_api_error *reterr);
 /* Messages, tools and what else makes the prompt, without limits of the answer. */

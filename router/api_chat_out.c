@@ -213,6 +213,7 @@ const struct dmk_dialect dmk_dialect_chat = {
     .content_type = "application/json",
     .done_mark = true,
     .parse = dmk_api_chat_parse,
+    .tables = &dmk_api_chat_tables,
     .reply_new = chat_reply_new,
     .event = chat_event,
     .choice_end = chat_choice_end,

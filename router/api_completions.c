@@ -39,6 +39,15 @@ static const struct dmk_field_refused refused[] = {
     {"kv_transfer_params", NULL},
 };
 
+const struct dmk_field_tables dmk_api_completions_tables = {
+    .schema = "CompletionRequest",
+    .fields = fields,
+    .n_fields = sizeof(fields) / sizeof(fields[0]),
+    .refused = refused,
+    .n_refused = sizeof(refused) / sizeof(refused[0]),
+    .samples = true,
+};
+
 static int read_ids(const json_t *list, struct dmk_ids *ids, const char *at,
                     struct dmk_api_error *reterr)
 {
@@ -118,9 +127,7 @@ static int parse_root(const json_t *root, const struct dmk_api_limits *limits, s
 
     ask->max_tokens = 16; /* what this API's documents say */
     if ((rc = dmk_fields_common(root, limits, ask, reterr)) < 0 ||
-        (rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), reterr)) < 0 ||
-        (rc = dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), ask, reterr)) <
-            0 ||
+        (rc = dmk_fields_read(root, &dmk_api_completions_tables, ask, reterr)) < 0 ||
         (rc = read_prompts(root, ask, reterr)) < 0) {
         return rc;
     }

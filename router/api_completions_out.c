@@ -217,6 +217,7 @@ const struct dmk_dialect dmk_dialect_completions = {
     .content_type = "application/json",
     .done_mark = true,
     .parse = dmk_api_completions_parse,
+    .tables = &dmk_api_completions_tables,
     .reply_new = completions_reply_new,
     .prompt = completions_prompt,
     .event = completions_event,

@@ -45,6 +45,15 @@ static const struct dmk_field_refused refused[] = {
     {"structured_outputs", NULL},
 };
 
+const struct dmk_field_tables dmk_api_responses_tables = {
+    .schema = "ResponsesRequest",
+    .fields = fields,
+    .n_fields = sizeof(fields) / sizeof(fields[0]),
+    .refused = refused,
+    .n_refused = sizeof(refused) / sizeof(refused[0]),
+    .samples = true,
+};
+
 struct parse {
     struct dmk_ask *ask;
     struct dmk_conv *conv;
@@ -241,10 +250,8 @@ static int parse_root(struct parse *p, const json_t *root)
 {
     int rc;
 
-    if ((rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), p->err)) < 0 ||
+    if ((rc = dmk_fields_read(root, &dmk_api_responses_tables, p->ask, p->err)) < 0 ||
         (rc = dmk_fields_common(root, p->in.limits, p->ask, p->err)) < 0 ||
-        (rc = dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), p->ask,
-                              p->err)) < 0 ||
         (rc = read_include(p, root)) < 0 || (rc = read_reasoning(p, root)) < 0 ||
         (rc = read_text(p, root)) < 0 || (rc = read_tools(p, root)) < 0 ||
         (rc = dmk_structured_tool_choice(dmk_field_get(root, "tool_choice"), "tool_choice", p->conv,

@@ -4,6 +4,7 @@
 
 #include "router/conv_in.h"
 
+extern const struct dmk_field_tables dmk_api_responses_tables;
 int dmk_api_responses_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                             struct dmk_ask *ask, struct dmk_api_error *reterr);
 

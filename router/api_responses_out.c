@@ -443,6 +443,7 @@ const struct dmk_dialect dmk_dialect_responses = {
     .http = true,
     .content_type = "application/json",
     .parse = dmk_api_responses_parse,
+    .tables = &dmk_api_responses_tables,
     .reply_new = responses_reply_new,
     .event = responses_event,
     .choice_end = responses_choice_end,

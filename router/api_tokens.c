@@ -20,22 +20,30 @@ static const struct dmk_field fields[] = {
      .about = "Accepted; prompts have none to add."},
 };
 
+static const struct dmk_field_tables tokenize_tables = {
+    .schema = "TokenizeRequest",
+    .fields = fields,
+    .n_fields = sizeof(fields) / sizeof(fields[0]),
+    .refused = refused,
+    .n_refused = sizeof(refused) / sizeof(refused[0]),
+    .samples = false,
+};
+
+static const struct dmk_field_tables detokenize_tables = {.schema = "DetokenizeRequest"};
+
 /* The model may be left out here. */
 static int read_head(const json_t *root, struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
-    int rc = dmk_field_get(root, "model") ? dmk_fields_model(root, ask, reterr) : 0;
+    const int rc = dmk_field_get(root, "model") ? dmk_fields_model(root, ask, reterr) : 0;
 
-    if (rc == 0) {
-        rc = dmk_fields_refuse(root, refused, sizeof(refused) / sizeof(refused[0]), reterr);
-    }
-    return rc < 0
-               ? rc
-               : dmk_fields_read(root, "", fields, sizeof(fields) / sizeof(fields[0]), ask, reterr);
+    return rc < 0 ? rc : dmk_fields_read(root, &tokenize_tables, ask, reterr);
 }
 
 static int read_prompt(const json_t *root, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                        struct dmk_api_error *reterr)
 {
+    static const char *const of_chats[] = {
+        "messages", "tools", "tool_choice", "response_format", "reasoning_effort", "reasoning"};
     const json_t *prompt = dmk_field_get(root, "prompt");
     bool with_turn = true;
     int rc;
@@ -48,6 +56,11 @@ static int read_prompt(const json_t *root, const struct dmk_api_limits *limits, 
                                     "model goes on");
         }
         return rc < 0 ? rc : dmk_api_chat_parse_prompt(root, limits, ask, reterr);
+    }
+    for (size_t i = 0; i < sizeof(of_chats) / sizeof(of_chats[0]); i++) {
+        if (dmk_field_get(root, of_chats[i])) {
+            return dmk_api_bad(reterr, of_chats[i], "%s can not stand beside prompt", of_chats[i]);
+        }
     }
     if (!json_is_string(prompt)) {
         return dmk_api_bad(reterr, "prompt", "prompt must be a text, or messages must be there");
@@ -152,6 +165,7 @@ const struct dmk_dialect dmk_dialect_tokenize = {
     .http = true,
     .content_type = "application/json",
     .parse = tokenize_parse,
+    .tables = &tokenize_tables,
     .local = tokenize_local,
     .error = dmk_api_error_json,
 };
@@ -162,6 +176,7 @@ const struct dmk_dialect dmk_dialect_detokenize = {
     .http = true,
     .content_type = "application/json",
     .parse = detokenize_parse,
+    .tables = &detokenize_tables,
     .local = detokenize_local,
     .error = dmk_api_error_json,
 };

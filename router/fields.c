@@ -183,8 +183,8 @@ static bool is_neutral(const json_t *v, const char *neutral)
     }
 }
 
-int dmk_fields_refuse(const json_t *root, const struct dmk_field_refused *refused, size_t n,
-                      struct dmk_api_error *reterr)
+static int refuse(const json_t *root, const struct dmk_field_refused *refused, size_t n,
+                  struct dmk_api_error *reterr)
 {
     for (size_t i = 0; i < n; i++) {
         const json_t *v = dmk_field_get(root, refused[i].key);
@@ -202,11 +202,11 @@ static size_t text_bound(const struct dmk_field *f)
     return f->size > 0 ? f->size - 1 : (size_t)f->max;
 }
 
-static int read_text(const json_t *root, const char *prefix, const struct dmk_field *f,
-                     struct dmk_ask *ask, struct dmk_api_error *reterr)
+static int read_text(const json_t *root, const struct dmk_field *f, struct dmk_ask *ask,
+                     struct dmk_api_error *reterr)
 {
     struct dmk_str text = {0};
-    const int rc = dmk_field_str(root, prefix, f->key, text_bound(f), &text, reterr);
+    const int rc = dmk_field_str(root, "", f->key, text_bound(f), &text, reterr);
 
     if (rc == 0 && f->size > 0 && text.data) {
         memcpy((char *)ask + f->at, text.data, text.len);
@@ -215,11 +215,11 @@ static int read_text(const json_t *root, const char *prefix, const struct dmk_fi
     return rc;
 }
 
-static int read_int(const json_t *root, const char *prefix, const struct dmk_field *f,
-                    struct dmk_ask *ask, struct dmk_api_error *reterr)
+static int read_int(const json_t *root, const struct dmk_field *f, struct dmk_ask *ask,
+                    struct dmk_api_error *reterr)
 {
     int64_t value = 0;
-    const int rc = dmk_field_int(root, prefix, f->key, (int64_t)f->min,
+    const int rc = dmk_field_int(root, "", f->key, (int64_t)f->min,
                                  f->max >= 0x1p63 ? INT64_MAX : (int64_t)f->max, &value, reterr);
 
     if (rc == 0 && f->size == sizeof(uint32_t)) {
@@ -232,12 +232,12 @@ static int read_int(const json_t *root, const char *prefix, const struct dmk_fie
     return rc;
 }
 
-static int read_real(const json_t *root, const char *prefix, const struct dmk_field *f,
-                     struct dmk_ask *ask, struct dmk_api_error *reterr)
+static int read_real(const json_t *root, const struct dmk_field *f, struct dmk_ask *ask,
+                     struct dmk_api_error *reterr)
 {
-    const struct path p = path_of(prefix, f->key);
+    const struct path p = path_of("", f->key);
     float value = 0;
-    const int rc = dmk_field_real(root, prefix, f->key, f->min, f->max, &value, reterr);
+    const int rc = dmk_field_real(root, "", f->key, f->min, f->max, &value, reterr);
 
     if (rc == 0 && f->above && !((double)value > f->min)) {
         return dmk_api_bad(reterr, p.text, "%s must be above %g and at most %g, not %g", p.text,
@@ -249,11 +249,10 @@ static int read_real(const json_t *root, const char *prefix, const struct dmk_fi
     return rc;
 }
 
-static int read_strings(const json_t *root, const char *prefix, const struct dmk_field *f,
-                        struct dmk_api_error *reterr)
+static int read_strings(const json_t *root, const struct dmk_field *f, struct dmk_api_error *reterr)
 {
     json_t *v = dmk_field_get(root, f->key);
-    const struct path p = path_of(prefix, f->key);
+    const struct path p = path_of("", f->key);
     const char *key;
     json_t *value;
 
@@ -269,23 +268,23 @@ static int read_strings(const json_t *root, const char *prefix, const struct dmk
     return 0;
 }
 
-static int read_field(const json_t *root, const char *prefix, const struct dmk_field *f,
-                      struct dmk_ask *ask, struct dmk_api_error *reterr)
+static int read_field(const json_t *root, const struct dmk_field *f, struct dmk_ask *ask,
+                      struct dmk_api_error *reterr)
 {
     bool value = false;
     int rc;
 
     switch (f->kind) {
     case DMK_KIND_REAL:
-        return read_real(root, prefix, f, ask, reterr);
+        return read_real(root, f, ask, reterr);
     case DMK_KIND_INT:
-        return read_int(root, prefix, f, ask, reterr);
+        return read_int(root, f, ask, reterr);
     case DMK_KIND_TEXT:
-        return read_text(root, prefix, f, ask, reterr);
+        return read_text(root, f, ask, reterr);
     case DMK_KIND_STRINGS:
-        return read_strings(root, prefix, f, reterr);
+        return read_strings(root, f, reterr);
     case DMK_KIND_BOOL:
-        rc = dmk_field_bool(root, prefix, f->key, &value, reterr);
+        rc = dmk_field_bool(root, "", f->key, &value, reterr);
         if (rc == 0 && f->size > 0) {
             *(bool *)(void *)((char *)ask + f->at) = value;
         }
@@ -294,8 +293,8 @@ static int read_field(const json_t *root, const char *prefix, const struct dmk_f
     dmk_unreachable("kind of field");
 }
 
-int dmk_fields_read(const json_t *root, const char *prefix, const struct dmk_field *fields,
-                    size_t n, struct dmk_ask *ask, struct dmk_api_error *reterr)
+static int read_all(const json_t *root, const struct dmk_field *fields, size_t n,
+                    struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
     for (size_t i = 0; i < n; i++) {
         int rc;
@@ -303,7 +302,7 @@ int dmk_fields_read(const json_t *root, const char *prefix, const struct dmk_fie
         if (!dmk_field_get(root, fields[i].key)) {
             continue;
         }
-        rc = read_field(root, prefix, &fields[i], ask, reterr);
+        rc = read_field(root, &fields[i], ask, reterr);
         if (rc < 0) {
             return rc;
         }
@@ -312,4 +311,12 @@ int dmk_fields_read(const json_t *root, const char *prefix, const struct dmk_fie
         }
     }
     return 0;
+}
+
+int dmk_fields_read(const json_t *root, const struct dmk_field_tables *tables, struct dmk_ask *ask,
+                    struct dmk_api_error *reterr)
+{
+    const int rc = refuse(root, tables->refused, tables->n_refused, reterr);
+
+    return rc < 0 ? rc : read_all(root, tables->fields, tables->n_fields, ask, reterr);
 }

@@ -55,13 +55,21 @@ struct dmk_field {
 /* The place of a member for a row. */
 #define DMK_ASK_AT(member) offsetof(struct dmk_ask, member), sizeof(((struct dmk_ask *)0)->member)
 
-int dmk_fields_read(const json_t *root, const char *prefix, const struct dmk_field *fields,
-                    size_t n, struct dmk_ask *ask, struct dmk_api_error *reterr);
+/* All tables of one dialect's body. */
+struct dmk_field_tables {
+    const char *schema; /* name of the body's schema in openapi.json */
+    const struct dmk_field *fields;
+    size_t n_fields;
+    const struct dmk_field_refused *refused;
+    size_t n_refused;
+    bool samples; /* the rows of dmk_fields_sampling are read too */
+};
+
+/* Refuses and reads what the tables hold, but for the sampling rows. */
+int dmk_fields_read(const json_t *root, const struct dmk_field_tables *tables, struct dmk_ask *ask,
+                    struct dmk_api_error *reterr);
 /* The rows that all dialects of prompts share. */
 const struct dmk_field *dmk_fields_sampling(size_t *ret_n);
-int dmk_fields_refuse(const json_t *root, const struct dmk_field_refused *refused, size_t n,
-                      struct dmk_api_error *reterr);
-
 /* The model's name, as every body has it. */
 int dmk_fields_model(const json_t *root, struct dmk_ask *ask, struct dmk_api_error *reterr);
 

@@ -181,11 +181,12 @@ static int read_stream(const json_t *root, struct dmk_ask *ask, struct dmk_api_e
 int dmk_fields_common(const json_t *root, const struct dmk_api_limits *limits, struct dmk_ask *ask,
                       struct dmk_api_error *reterr)
 {
+    static const struct dmk_field_tables tables = {
+        .fields = sampling, .n_fields = sizeof(sampling) / sizeof(sampling[0])};
     int rc;
 
     if ((rc = dmk_fields_model(root, ask, reterr)) < 0 ||
-        (rc = dmk_fields_read(root, "", sampling, sizeof(sampling) / sizeof(sampling[0]), ask,
-                              reterr)) < 0 ||
+        (rc = dmk_fields_read(root, &tables, ask, reterr)) < 0 ||
         (rc = read_stream(root, ask, reterr)) < 0 || (rc = read_stop(root, ask, reterr)) < 0 ||
         (rc = read_stop_ids(root, ask, reterr)) < 0 || (rc = read_bias(root, ask, reterr)) < 0) {
         return rc;

@@ -9,6 +9,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/http/http.h"
+#include "router/openapi.h"
 #include "router/router.h"
 
 /* How long answers may take to leave once the last request has ended. */
@@ -131,6 +132,7 @@ static int start_http(struct program *p, struct dmk_error *reterr)
         .tls_cert = p->conf.tls_cert,
         .tls_key = p->conf.tls_key,
         .tls_client_ca = p->conf.tls_client_ca,
+        .allow = "GET, HEAD, POST, OPTIONS",
         .on_request = dmk_http_front_on_request,
         .on_error = dmk_http_front_on_error,
         .ud = &p->http_front,
@@ -204,6 +206,7 @@ static int start(struct program *p, struct dmk_error *reterr)
         return dmk_error_set(reterr, rc, "no memory for metrics");
     }
     if ((rc = dmk_vocab_open(p->conf.vocab, &p->router.vocab, reterr)) < 0 ||
+        (rc = dmk_openapi_build(&p->conf, &p->router.openapi, reterr)) < 0 ||
         (rc = dmk_loop_new(&p->router.loop, reterr)) < 0) {
         return rc;
     }
@@ -263,6 +266,7 @@ static void stop(struct program *p)
     if (p->router.vocab) {
         dmk_vocab_close(&p->router.vocab);
     }
+    dmk_buf_fini(&p->router.openapi);
     dmk_stats_fini(&p->stats);
     dmk_keys_free(&p->router.api_keys);
     dmk_keys_free(&p->router.admin_keys);

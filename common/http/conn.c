@@ -250,10 +250,16 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
     struct dmk_http_server *server = conn->server;
     struct dmk_buf body;
     bool json = server->conf.on_error != NULL;
+    char extra[128] = "";
 
     if (conn->ssl && !conn->tls_ready) { /* there is no way to say it */
         dmk_http__conn_close(conn);
         return;
+    }
+    if (status == 503) {
+        (void)snprintf(extra, sizeof(extra), "Retry-After: 1\r\n");
+    } else if (status == 405) {
+        (void)snprintf(extra, sizeof(extra), "Allow: %s\r\n", server->conf.allow);
     }
     if (conn->req) {
         dmk_http__req_free(conn->req);
@@ -265,8 +271,7 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
     } else {
         dmk_buf_printf(&body, "%s\n", sentence);
     }
-    dmk_http__put_head(server, &conn->out, status, json ? "application/json" : "text/plain",
-                       status == 503 ? "Retry-After: 1\r\n" : NULL);
+    dmk_http__put_head(server, &conn->out, status, json ? "application/json" : "text/plain", extra);
     dmk_buf_printf(&conn->out, "Content-Length: %zu\r\nConnection: close\r\n\r\n", body.len);
     dmk_buf_append(&conn->out, body.data, body.len);
     dmk_buf_fini(&body);

@@ -30,6 +30,9 @@ struct dmk_http_conf {
     uint32_t request_timeout_ms; /* first byte to complete request; with TLS also the handshake */
     /* PEM files; "" or NULL: plain HTTP, no certificate asked of clients. Read again when they change. */
     const char *tls_cert, *tls_key, *tls_client_ca;
+    /* "GET, POST": the methods that some path takes, for the 405 to a method that HTTP does not know. NULL: such
+     * a request is malformed (400). */
+    const char *allow;
     void (*on_request)(void *ud, struct dmk_http_req *req);
     /* The body of an error that is answered here (status, one sentence) as application/json; NULL = the
      * sentence as text. */

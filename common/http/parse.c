@@ -225,6 +225,21 @@ static bool speaks_other(struct dmk_http__conn *conn, const char *data, size_t l
     return false;
 }
 
+/* A request line that is well formed but for a method that the parser has never heard of. */
+static bool has_unknown_method(const struct dmk_http__conn *conn, enum llhttp_errno err,
+                               const char *data, size_t len)
+{
+    size_t n = 0;
+
+    if (!conn->server->conf.allow || err != HPE_INVALID_METHOD) {
+        return false;
+    }
+    while (n < len && n < 32 && data[n] >= 'A' && data[n] <= 'Z') {
+        n++;
+    }
+    return n > 0 && n + 1 < len && data[n] == ' ' && data[n + 1] == '/';
+}
+
 void dmk_http__conn_parse(struct dmk_http__conn *conn)
 {
     const char *data = conn->in + conn->in_start;
@@ -250,6 +265,8 @@ void dmk_http__conn_parse(struct dmk_http__conn *conn)
         request_complete(conn);
     } else if (conn->error) {
         dmk_http__conn_fail(conn, conn->error, conn->sentence);
+    } else if (has_unknown_method(conn, err, data, len)) {
+        dmk_http__conn_fail(conn, 405, "no path takes this method");
     } else {
         dmk_http__conn_fail(conn, 400, "the request is malformed");
     }

@@ -147,6 +147,8 @@ def test_tokenize(paper):
     ("/tokenize", {"messages": []}, "messages"), ("/tokenize", {"prompt": "x", "chat_template": "y"}, "chat_template"),
     ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}, "add_generation_prompt"),
     ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "messages"),
+    ("/tokenize", {"prompt": "x", "tools": []}, "tools"),
     ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
     ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "x"}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {"tokens": [201088]}, "tokens"), ("/detokenize", {"tokens": [True]}, "tokens"),
