@@ -179,7 +179,8 @@ int dmk_openapi_build(const struct dmk_router_conf *conf, struct dmk_buf *out,
     }
     add_bodies(root, conf);
     add_all_failures(root);
-    if (conf->api_keys.n > 0) {
+    if (conf->api_keys.n > 0 || conf->api_keys_file[0] || conf->admin_keys.n > 0 ||
+        conf->admin_keys_file[0]) {
         (void)json_object_set_new(root, "security", json_pack("[{s:[]}]", "key"));
     }
     text = json_dumps(root, JSON_COMPACT);
