@@ -47,23 +47,27 @@ static void expected(bool prefill, uint32_t tp, uint32_t dp, char *text, size_t 
 
 static int load(bool prefill, uint32_t tp, uint32_t dp, struct dmk_error *error)
 {
-    char tp_text[12], dp_text[12];
-    char *argv[] = {"damask", "--model", "/none", "--tp", tp_text, "--dp", dp_text, NULL};
+    char words[][16] = {"damask", "--model", "/none", "--tp", "", "--dp", ""};
+    enum { N_WORDS = sizeof(words) / sizeof(words[0]) };
+    char *argv[N_WORDS + 1] = {0};
     int r;
 
-    snprintf(tp_text, sizeof(tp_text), "%u", tp);
-    snprintf(dp_text, sizeof(dp_text), "%u", dp);
+    snprintf(words[4], sizeof(words[4]), "%u", tp);
+    snprintf(words[6], sizeof(words[6]), "%u", dp);
+    for (uint32_t i = 0; i < N_WORDS; i++) {
+        argv[i] = words[i];
+    }
     if (prefill) {
         struct dmk_prefill_options options = {0};
 
-        r = dmk_prefill_options_load(7, argv, &options, error);
+        r = dmk_prefill_options_load(N_WORDS, argv, &options, error);
         assert_true(r < 0 || (options.worker.tp == tp && options.worker.dp == dp));
         dmk_prefill_options_free(&options);
     } else {
         struct dmk_decode_options options = {0};
         uint32_t below;
 
-        r = dmk_decode_options_load(7, argv, &options, &below, error);
+        r = dmk_decode_options_load(N_WORDS, argv, &options, &below, error);
         assert_true(r < 0 || (options.worker.tp == tp && options.worker.dp == dp));
         dmk_decode_options_free(&options);
     }
