@@ -126,7 +126,7 @@ static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
     const uint32_t per_seq = dmk_kv_pages_for(context + 1);
     struct dmk_step_seq *seqs = calloc(batch, sizeof(*seqs));
     struct dmk_step_pick *picks = calloc(batch, sizeof(*picks));
-    struct dmk_sample_out *out = calloc(batch, sizeof(*out));
+    struct dmk_step_picked *out = calloc(batch, sizeof(*out));
     if (!seqs || !picks || !out) {
         die("no memory");
     }

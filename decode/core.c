@@ -63,11 +63,16 @@ static int allocate(struct dmk_decode_core *core)
     step->copies = calloc(max_copies, sizeof(*step->copies));
     step->rows = calloc(c->max_logit_rows, sizeof(*step->rows));
     step->results = calloc(c->max_logit_rows, sizeof(*step->results));
+    if (c->engine.samples) {
+        step->draws = calloc(c->max_logit_rows, sizeof(*step->draws));
+        step->drawn = calloc(c->max_logit_rows, sizeof(*step->drawn));
+    }
     dmk_buf_init(&core->ticket_blob, DMK_TICKET_MAX_BYTES);
     if (!core->groups || !core->seqs || !core->ids_storage || !core->pages_storage ||
         !core->requests || !core->ticket || (!c->engine.pick && !core->logits) || !core->by_age ||
         !core->sched || !core->picks || !step->seqs || !step->slots || !step->copies ||
-        !step->rows || !step->results) {
+        !step->rows || !step->results ||
+        (c->engine.samples && (!step->draws || !step->drawn))) {
         return -DMK_ENOMEM;
     }
     for (uint32_t i = 0; i < core->n_slots; i++) {
@@ -243,6 +248,8 @@ void dmk_decode_core_free(struct dmk_decode_core **corep)
     free(core->requests);
     free(core->ticket);
     free(core->logits);
+    free(core->step.draws);
+    free(core->step.drawn);
     free(core->by_age);
     free(core->sched);
     free(core->picks);

@@ -82,6 +82,8 @@ struct dmk_decode_step {
     struct dmk_page_copy *copies; /* [max_copies] */
     struct row *rows;             /* [max_rows] */
     struct dmk_sample_result *results;
+    struct dmk_step_pick *draws; /* [max_rows]; NULL where the engine picks no tokens */
+    struct dmk_step_picked *drawn;
     uint32_t n_seqs, n_copies, n_rows, n_tokens;
     uint64_t start_ns;
 };

@@ -180,13 +180,14 @@ struct dmk_decode_step *dmk_decode_plan(struct dmk_decode_core *core, uint64_t n
     return step;
 }
 
-static int sample_row(struct dmk_decode_core *core, const struct row *row, const float *logits,
-                      struct dmk_sample_result *ret)
+static struct dmk_sample_context context_of(const struct dmk_decode_core *core,
+                                            const struct row *row)
 {
     const struct seq *seq = &core->seqs[row->seq];
     const struct request *q = &core->requests[seq->request];
     const bool too_short = seq->n_ids - q->n_prompt < q->min_tokens;
-    const struct dmk_sample_context context = {
+
+    return (struct dmk_sample_context){
         .ids = seq->ids,
         .n_prompt = q->n_prompt,
         .n_ids = seq->n_ids,
@@ -194,8 +195,38 @@ static int sample_row(struct dmk_decode_core *core, const struct row *row, const
         .banned = q->stop_ids,
         .n_banned = too_short ? q->n_stop_ids : 0,
     };
+}
 
-    return dmk_sample(core->sampler, &q->sampling, &context, logits, ret);
+static const struct dmk_sample_params *params_of(const struct dmk_decode_core *core,
+                                                 const struct row *row)
+{
+    return &core->requests[core->seqs[row->seq].request].sampling;
+}
+
+static int sample_row(struct dmk_decode_core *core, const struct row *row, const float *logits,
+                      struct dmk_sample_result *ret)
+{
+    const struct dmk_sample_context context = context_of(core, row);
+
+    return dmk_sample(core->sampler, params_of(core, row), &context, logits, ret);
+}
+
+/* Rows that the engine itself can pick a token for, so that their logits need not travel. */
+static void plan_draws(struct dmk_decode_step *step)
+{
+    const struct dmk_decode_core *core = step->core;
+
+    for (uint32_t i = 0; i < step->n_rows; i++) {
+        const struct row *row = &step->rows[i];
+        const struct dmk_sample_context context = context_of(core, row);
+        struct dmk_sample_draw draw = {0};
+        const bool plain = !row->score && dmk_sample_plain(params_of(core, row), &context,
+                                                           core->conf.engine.shape->vocab, &draw);
+
+        step->draws[i] = (struct dmk_step_pick){plain, draw.scale, draw.min_p, draw.unit};
+    }
+    step->step.picks = step->draws;
+    step->step.picked = step->drawn;
 }
 
 /* An engine that picks tokens itself knows no probabilities. */
@@ -222,6 +253,9 @@ void dmk_decode_run(struct dmk_decode_step *step)
     struct dmk_decode_core *core = step->core;
     const size_t vocab = core->conf.engine.shape->vocab;
 
+    if (core->conf.engine.samples) {
+        plan_draws(step);
+    }
     step->status = core->conf.engine.step(core->conf.engine.engine, &step->step);
     for (uint32_t i = 0; step->status == 0 && i < step->n_rows; i++) {
         struct row *row = &step->rows[i];
@@ -230,6 +264,12 @@ void dmk_decode_run(struct dmk_decode_step *step)
         if (core->conf.engine.pick) {
             row->status = 0;
             pick_row(core, i, row, &step->results[i]);
+        } else if (step->draws && step->draws[i].pick) {
+            const struct dmk_step_picked *p = &step->drawn[i];
+
+            row->status = p->status;
+            dmk_sample_plain_result(params_of(core, row), p->id, p->logit, p->max, p->sum,
+                                    &step->results[i]);
         } else if (row->score) {
             const struct seq *seq = &core->seqs[row->seq];
             const struct request *q = &core->requests[seq->request];

@@ -251,6 +251,12 @@ struct dmk_combine_norm_args {
     float eps;
 };
 
+/* topk, then moe_group of what it chose; group.ids and group.weights are topk's. */
+struct dmk_route_args {
+    struct dmk_topk_args topk;
+    struct dmk_moe_group_args group;
+};
+
 /* rope of queries and keys in rows that hold all three, then, with pages, kv_write. */
 struct dmk_rope_write_args {
     uint16_t *qkv; /* [n_rows][n_q_heads + 2 n_kv_heads][64] bf16: queries, keys, values */
@@ -324,6 +330,7 @@ struct dmk_kernels {
     /* All of these, or none. */
     void (*add_norm)(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
     void (*combine_norm)(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
+    void (*route)(const struct dmk_route_args *args, struct dmk_stream *stream);
     void (*rope_write)(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
     void (*page_copy)(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
     void (*sample)(const struct dmk_sample_args *args, struct dmk_stream *stream);

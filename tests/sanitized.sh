@@ -16,7 +16,7 @@ esac
 # engine's, the loader's and the kernels' own tests walk the same code with small sizes.
 export SKIP="vectors-tiny vectors-wide" SLOW=4
 [ -f "$build/build.ninja" ] ||
-  meson setup "$build" -Ddeps_dir="$PWD/.deps" -Db_sanitize="$kind" -Db_lundef=false -Dwerror=true >/dev/null
+  meson setup "$build" -Ddeps_dir="$PWD/.deps" -Db_sanitize="$kind" -Dcuda=disabled -Db_lundef=false -Dwerror=true >/dev/null
 needed=
 ninja -C "$build" --quiet build.ninja # so that the list below is of today
 if [ "$kind" = thread ]; then # a fifth of the programs

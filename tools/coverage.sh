@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build-cov
 suites=${*:-unit check conform sim integ}
 
-[ -f "$build/build.ninja" ] || meson setup "$build" -Ddeps_dir="$PWD/.deps" -Db_coverage=true >/dev/null
+[ -f "$build/build.ninja" ] || meson setup "$build" -Ddeps_dir="$PWD/.deps" -Db_coverage=true -Dcuda=disabled >/dev/null
 ninja -C "$build" --quiet
 find "$build" -name '*.gcda' -delete
 args=()

@@ -16,7 +16,7 @@ if [[ ${1:-} =~ ^[0-9]+$ ]]; then
 fi
 
 [ -f "$build/build.ninja" ] ||
-  CC=clang meson setup "$build" -Ddeps_dir="$PWD/.deps" -Dfuzz=true -Db_lundef=false -Dwerror=true >/dev/null
+  CC=clang meson setup "$build" -Ddeps_dir="$PWD/.deps" -Dfuzz=true -Dcuda=disabled -Db_lundef=false -Dwerror=true >/dev/null
 ninja -C "$build" --quiet fuzzers
 all=$(cd "$build/tests/fuzz" && find . -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x | sed 's,./fuzz_,,' | sort)
 targets=${*:-$all}

@@ -117,17 +117,16 @@ static void run_layer(struct dmk_engine *engine, const struct dmk_step_plan *p, 
 
     /* scores [T][E]; chosen and weights [T][k]; slots by expert */
     linear(rank, lw->router_w, lw->router_b, a->norm, a->scores, false, T, s->n_experts, H, 1);
-    kernels->topk(&(struct dmk_topk_args){a->scores, a->chosen, a->weights, T, s->n_experts, k},
-                  stream);
-    kernels->moe_group(
-        &(struct dmk_moe_group_args){.ids = a->chosen,
-                                     .weights = a->weights,
-                                     .plan = a->moe,
-                                     .n_rows = T,
-                                     .k = k,
-                                     .n_experts = s->n_experts,
-                                     .experts_per_group = s->n_experts / DMK_REDUCE_LEAVES,
-                                     .n_live = &counts->n_live},
+    kernels->route(
+        &(struct dmk_route_args){.topk = {a->scores, a->chosen, a->weights, T, s->n_experts, k},
+                                 .group = {.ids = a->chosen,
+                                           .weights = a->weights,
+                                           .plan = a->moe,
+                                           .n_rows = T,
+                                           .k = k,
+                                           .n_experts = s->n_experts,
+                                           .experts_per_group = s->n_experts / DMK_REDUCE_LEAVES,
+                                           .n_live = &counts->n_live}},
         stream);
     /* z [slots][I], y [slots][H], the tree over eight groups of experts, and the norm for the next layer */
     kernels->moe_gate_up(&(struct dmk_moe_gate_up_args){lw->gate_up, a->norm, a->moe, a->z,
@@ -335,7 +334,16 @@ static int fetch_results(struct dmk_engine *engine, const struct dmk_step *step,
     int status = be->ops->sync(be, rank->stream);
     for (uint32_t i = 0; i < n_rows && status == 0; i++) {
         if (step->picks && step->picks[i].pick) {
-            step->picked[i] = dev->picked_host[i];
+            const struct dmk_sample_out *out = &dev->picked_host[i];
+            step->picked[i] = (struct dmk_step_picked){
+                .id = out->id,
+                .status = out->status == 0   ? 0
+                          : out->status == 1 ? -DMK_EFORMAT
+                                             : -DMK_ENOENT,
+                .logit = out->logit,
+                .max = out->max,
+                .sum = out->sum,
+            };
             continue;
         }
         be->ops->copy(be, rank->stream, dev->logits_host, dev->logits + i * vocab,

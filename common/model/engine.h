@@ -56,7 +56,7 @@ struct dmk_step_seq {
 };
 
 struct dmk_step_pick;
-struct dmk_sample_out;
+struct dmk_step_picked;
 
 struct dmk_step {
     const struct dmk_step_seq *seqs; /* by group, ascending; a group may have none */
@@ -74,14 +74,22 @@ struct dmk_step {
     /* Only where dmk_engine_samples says so, else NULL. Rows with a pick get their token where the logits lie:
      * picked[row] is filled, their row of logits is not (and may be NULL when no row wants it). */
     const struct dmk_step_pick *picks; /* [rows] */
-    struct dmk_sample_out *picked;     /* [rows] */
+    struct dmk_step_picked *picked;    /* [rows] */
 };
 
-/* How a row's token is drawn, as dmk_sample_row of kernels/kernels.h. */
+/* How a row's token is drawn: greedily when scale is 0, else in proportion to exp((logit - max) * scale) where that
+ * is at least min_p; unit in [0, 1) is the draw. The same token as common/sample picks. */
 struct dmk_step_pick {
     bool pick; /* false: the row's logits go to the caller */
     float scale, min_p;
     double unit;
+};
+
+struct dmk_step_picked {
+    uint32_t id;
+    int status; /* 0; -DMK_EFORMAT: a logit is NaN or +infinity; -DMK_ENOENT: nothing is left to pick */
+    float logit, max;
+    double sum; /* of exp(logit - max) over the row */
 };
 
 /* reterr names file, tensor and cause, or the option that is out of bounds. */

@@ -306,6 +306,40 @@ static uint32_t draw_best(struct dmk_sampler *s, const float *x, float max,
     return s->candidate[walk(s->weight, keep, unit * sum)].id;
 }
 
+bool dmk_sample_plain(const struct dmk_sample_params *params,
+                      const struct dmk_sample_context *context, uint32_t vocab,
+                      struct dmk_sample_draw *ret)
+{
+    const uint64_t stream = (uint64_t)context->choice << 8 | DMK_DRAW_TOKEN;
+    const bool greedy = params->temperature < DMK_SAMPLE_GREEDY;
+
+    if (params->n_bias > 0 || context->n_banned > 0 || context->allowed ||
+        (has_penalty(params) && context->n_ids > 0) ||
+        (params->logprobs && params->top_logprobs > 0)) {
+        return false;
+    }
+    if (!greedy && (params->top_p < 1.0f || (params->top_k != 0 && params->top_k < vocab))) {
+        return false;
+    }
+    *ret = (struct dmk_sample_draw){0};
+    if (!greedy) {
+        ret->scale = 1.0f / params->temperature;
+        ret->min_p = params->min_p;
+        ret->unit = dmk_rng_unit(params->seed, stream, context->n_ids);
+    }
+    return true;
+}
+
+void dmk_sample_plain_result(const struct dmk_sample_params *params, uint32_t id, float logit,
+                             float max, double sum, struct dmk_sample_result *ret)
+{
+    const double log_sum = (double)max + log(sum);
+
+    ret->id = id;
+    ret->n_top = 0;
+    ret->logprob = params->logprobs ? (float)((double)logit - log_sum) : 0.0f;
+}
+
 int dmk_sample(struct dmk_sampler *sampler, const struct dmk_sample_params *params,
                const struct dmk_sample_context *context, const float *logits,
                struct dmk_sample_result *ret)

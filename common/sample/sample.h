@@ -92,6 +92,21 @@ int dmk_sample(struct dmk_sampler *sampler, const struct dmk_sample_params *para
                const struct dmk_sample_context *context, const float *logits,
                struct dmk_sample_result *ret);
 
+/* Rows of which nothing is asked but a temperature, min-p and the log-probability of the token can be picked
+ * where the logits lie, by somebody who computes the same bits. Whether this is one, and its draw. */
+struct dmk_sample_draw {
+    float scale; /* 1 / temperature, 0: greedy */
+    float min_p;
+    double unit;
+};
+bool dmk_sample_plain(const struct dmk_sample_params *params,
+                      const struct dmk_sample_context *context, uint32_t vocab,
+                      struct dmk_sample_draw *ret);
+
+/* The result of such a row, from what was picked: its logit, the largest one, and the sum of exp(x - max). */
+void dmk_sample_plain_result(const struct dmk_sample_params *params, uint32_t id, float logit,
+                             float max, double sum, struct dmk_sample_result *ret);
+
 /* Log-probability of a given id under plain softmax, and the n_top most likely ones (prompt tokens).
  * Status as of dmk_sample. */
 int dmk_sample_score(struct dmk_sampler *sampler, const float *logits, uint32_t id, uint32_t n_top,

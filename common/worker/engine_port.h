@@ -27,6 +27,7 @@ struct dmk_engine_port {
     /* NULL: tokens are sampled from the logits of the step. Else the step writes no logits (they are NULL),
      * and this gives the token of one of its rows, on the same thread, before the next step. */
     uint32_t (*pick)(void *engine, const struct dmk_engine_pick *pick);
+    bool samples; /* steps take dmk_step.picks */
     void *engine;
 };
 
@@ -52,6 +53,7 @@ static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *eng
         .numerics = dmk_engine_numerics(engine),
         .n_ranks = dmk_engine_n_ranks(engine),
         .step = dmk_engine_port_step,
+        .samples = dmk_engine_samples(engine),
         .engine = engine,
     };
 

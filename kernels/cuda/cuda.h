@@ -20,10 +20,11 @@ static inline struct dmk_cuda_stream *dmk_cuda_of(struct dmk_stream *stream)
     return (struct dmk_cuda_stream *)stream;
 }
 
-/* Launches with programmatic dependent launch. smem is dynamic shared memory; more than 48 KiB is allowed. */
+/* Launches with programmatic dependent launch, in clusters of blocks. smem is dynamic shared memory; more than
+ * 48 KiB is allowed. */
 template <typename... P, typename... A>
-static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                                   size_t smem, A... args)
+static inline void dmk_cuda_launch_cluster(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                                           size_t smem, dim3 cluster, A... args)
 {
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     cudaError_t err = cudaSuccess;
@@ -31,22 +32,34 @@ static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P..
         err = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)smem);
     }
-    cudaLaunchAttribute attr = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attrs[2] = {};
+    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[1].id = cudaLaunchAttributeClusterDimension;
+    attrs[1].val.clusterDim.x = cluster.x;
+    attrs[1].val.clusterDim.y = cluster.y;
+    attrs[1].val.clusterDim.z = cluster.z;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = s->stream;
-    config.attrs = &attr;
-    config.numAttrs = 1;
+    config.attrs = attrs;
+    config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
     if (err == cudaSuccess) {
         err = cudaLaunchKernelEx(&config, kernel, (P)args...);
     }
     if (err != cudaSuccess && s->error == 0) {
         s->error = (int)err;
     }
+}
+
+/* The same without clusters. */
+template <typename... P, typename... A>
+static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t smem, A... args)
+{
+    dmk_cuda_launch_cluster(stream, kernel, grid, block, smem, dim3(1, 1, 1), args...);
 }
 
 /* Waits until the kernels before this one have finished and their memory is visible. */
@@ -302,6 +315,7 @@ void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stre
 void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
 void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream);
+void dmk_cuda_route(const struct dmk_route_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_combine(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
 void dmk_cuda_combine_norm(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
 void dmk_cuda_sample(const struct dmk_sample_args *args, struct dmk_stream *stream);

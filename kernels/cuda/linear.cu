@@ -5,7 +5,8 @@
  * are then added from left to right, slices in the tree of dmk_linear_args.
  *
  *   few   up to 128 rows: a block has 64 outputs of one piece, weights are the 64-row operand, so the chip is full
- *         of reads even for one row; the last block of a tile to arrive adds the pieces.
+ *         of reads even for one row; the blocks of a tile are a cluster and add the pieces out of each other's
+ *         shared memory.
  *   many  a block has 128 rows and BN outputs and walks all pieces itself.
  *
  * One warp drives the copy engine through a ring of stages; the loads of weights do not wait for the kernel
@@ -16,9 +17,8 @@
 
 #define STEP       64 /* of k, one stage */
 #define FEW_ROWS   128
-#define FEW_STAGES 6
 #define MANY_ROWS  128
-#define MAX_PIECES 16
+#define MAX_PIECES 8 /* blocks of a cluster */
 
 struct job {
     CUtensorMap w, x;
@@ -26,8 +26,6 @@ struct job {
     uint16_t *y_bf16;
     float *y_f32;
     uint64_t y_stride;
-    float *parts;
-    uint32_t *arrived;
     uint32_t n_rows, n_out;
     uint32_t n_steps;     /* of the whole k */
     uint32_t piece_steps; /* the last piece may have fewer */
@@ -49,36 +47,59 @@ __device__ __forceinline__ void store_y(const struct job &job, uint32_t row, uin
     }
 }
 
-/* Adds the pieces of one register's place: parts[piece * stride]. */
-__device__ __forceinline__ float add_pieces(const float *parts, size_t stride, uint32_t n, uint32_t tree)
+__device__ __forceinline__ void cluster_sync()
 {
-    if (!tree) {
-        float sum = __ldcg(parts);
-        for (uint32_t i = 1; i < n; i++) {
-            sum += __ldcg(parts + i * stride);
-        }
-        return sum;
-    }
-    float p[8];
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++) {
-        p[i] = i < n ? __ldcg(parts + i * stride) : 0.0f;
-    }
-    const float two = p[0] + p[1], four = two + (p[2] + p[3]);
-    return n == 2 ? two : n == 4 ? four : four + ((p[4] + p[5]) + (p[6] + p[7]));
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/* A float of another block of the cluster, at the place of p in its shared memory. */
+__device__ __forceinline__ float load_peer(const float *p, uint32_t block)
+{
+    uint32_t at;
+    float x;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(dmk_smem_u32(p)), "r"(block));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+
+/* Adds the pieces of one register's place. */
+__device__ __forceinline__ float add_pieces(const float *place, uint32_t n, uint32_t tree)
+{
+    float p[MAX_PIECES];
+#pragma unroll
+    for (uint32_t i = 0; i < MAX_PIECES; i++) {
+        p[i] = i < n ? load_peer(place, i) : 0.0f;
+    }
+    if (tree) {
+        const float two = p[0] + p[1], four = two + (p[2] + p[3]);
+        return n == 2 ? two : n == 4 ? four : four + ((p[4] + p[5]) + (p[6] + p[7]));
+    }
+    float sum = p[0];
+#pragma unroll
+    for (uint32_t i = 1; i < MAX_PIECES; i++) {
+        sum = i < n ? sum + p[i] : sum;
+    }
+    return sum;
+}
+
+/* Two or three blocks fit into a multiprocessor. */
 template <int TN> struct few_smem {
-    alignas(1024) uint8_t w[FEW_STAGES][64 * 128];
-    alignas(1024) uint8_t x[FEW_STAGES][TN * 128];
-    uint64_t full[FEW_STAGES], empty[FEW_STAGES];
-    uint32_t last;
+    static constexpr int STAGES = TN > 32 ? 4 : 6;
+    union {
+        struct {
+            alignas(1024) uint8_t w[STAGES][64 * 128];
+            alignas(1024) uint8_t x[STAGES][TN * 128];
+        };
+        float parts[TN / 2][128]; /* when the stages are done: this block's piece, [register][thread] */
+    };
+    uint64_t full[STAGES], empty[STAGES];
 };
 
 template <int TN> __device__ void few_load(const struct job &job, struct few_smem<TN> *s, uint32_t n)
 {
+    constexpr uint32_t STAGES = few_smem<TN>::STAGES;
     const int32_t k0 = (int32_t)(blockIdx.y * job.piece_steps * STEP), out = (int32_t)blockIdx.x * 64;
-    const uint32_t ahead = n < FEW_STAGES ? n : FEW_STAGES;
+    const uint32_t ahead = n < STAGES ? n : STAGES;
     for (uint32_t i = 0; i < ahead; i++) {
         dmk_mbar_expect(&s->full[i], (64 + TN) * 128);
         dmk_tma_load_2d(s->w[i], &job.w, &s->full[i], k0 + (int32_t)i * STEP, out);
@@ -87,9 +108,9 @@ template <int TN> __device__ void few_load(const struct job &job, struct few_sme
     for (uint32_t i = 0; i < ahead; i++) {
         dmk_tma_load_2d(s->x[i], &job.x, &s->full[i], k0 + (int32_t)i * STEP, 0);
     }
-    for (uint32_t i = FEW_STAGES; i < n; i++) {
-        const uint32_t at = i % FEW_STAGES;
-        dmk_mbar_wait(&s->empty[at], (i / FEW_STAGES - 1) & 1);
+    for (uint32_t i = STAGES; i < n; i++) {
+        const uint32_t at = i % STAGES;
+        dmk_mbar_wait(&s->empty[at], (i / STAGES - 1) & 1);
         dmk_mbar_expect(&s->full[at], (64 + TN) * 128);
         dmk_tma_load_2d(s->w[at], &job.w, &s->full[at], k0 + (int32_t)i * STEP, out);
         dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], k0 + (int32_t)i * STEP, 0);
@@ -98,13 +119,14 @@ template <int TN> __device__ void few_load(const struct job &job, struct few_sme
 
 template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid_constant__ struct job job)
 {
+    constexpr uint32_t STAGES = few_smem<TN>::STAGES;
     extern __shared__ __align__(1024) uint8_t raw[];
     struct few_smem<TN> *s = (struct few_smem<TN> *)raw;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t first = blockIdx.y * job.piece_steps;
     const uint32_t left = job.n_steps - first, n = left < job.piece_steps ? left : job.piece_steps;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < FEW_STAGES; i++) {
+        for (uint32_t i = 0; i < STAGES; i++) {
             dmk_mbar_init(&s->full[i], 1);
             dmk_mbar_init(&s->empty[i], 4);
         }
@@ -112,65 +134,54 @@ template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid
     }
     __syncthreads();
     dmk_pdl_next();
+    float d[TN / 2];
     if (warp == 4) {
         if (lane == 0) {
             few_load<TN>(job, s, n);
         }
+        __syncwarp();
+    } else {
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t at = i % STAGES;
+            dmk_mbar_wait(&s->full[at], (i / STAGES) & 1);
+            const uint64_t a = dmk_wgmma_desc(s->w[at]), b = dmk_wgmma_desc(s->x[at]);
+            dmk_wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < STEP / 16; k++) {
+                dmk_wgmma<TN>::run(d, a + 2 * k, b + 2 * k, i > 0 || k > 0);
+            }
+            dmk_wgmma_commit();
+            dmk_wgmma_wait<0>();
+            if (lane == 0) {
+                dmk_mbar_arrive(&s->empty[at]);
+            }
+        }
+        dmk_pdl_wait(); /* before this kernel's first write */
+    }
+    const uint32_t out = blockIdx.x * 64 + warp * 16 + lane / 4, row = lane % 4 * 2;
+    if (job.n_pieces == 1) {
+        if (warp < 4) {
+#pragma unroll
+            for (int r = 0; r < TN / 2; r++) {
+                store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8, d[r]);
+            }
+        }
         return;
     }
-    float d[TN / 2];
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t at = i % FEW_STAGES;
-        dmk_mbar_wait(&s->full[at], (i / FEW_STAGES) & 1);
-        const uint64_t a = dmk_wgmma_desc(s->w[at]), b = dmk_wgmma_desc(s->x[at]);
-        dmk_wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < STEP / 16; k++) {
-            dmk_wgmma<TN>::run(d, a + 2 * k, b + 2 * k, i > 0 || k > 0);
-        }
-        dmk_wgmma_commit();
-        dmk_wgmma_wait<0>();
-        if (lane == 0) {
-            dmk_mbar_arrive(&s->empty[at]);
-        }
-    }
-    dmk_pdl_wait(); /* before this kernel's first write */
-    const uint32_t g = lane / 4, t = lane % 4;
-    if (job.n_pieces > 1) {
-        /* [tile][piece][register][thread] */
-        float *tile = job.parts + (size_t)blockIdx.x * job.n_pieces * (TN / 2) * 128;
-        float *mine = tile + (size_t)blockIdx.y * (TN / 2) * 128 + threadIdx.x;
+    if (warp < 4) {
+        asm volatile("bar.sync 1, 128;" ::: "memory"); /* all have read their last stage */
 #pragma unroll
         for (int r = 0; r < TN / 2; r++) {
-            __stcg(mine + r * 128, d[r]);
-        }
-        __threadfence();
-        asm volatile("bar.sync 1, 128;" ::: "memory");
-        if (threadIdx.x == 0) {
-            s->last = atomicAdd(&job.arrived[blockIdx.x], 1) == job.n_pieces - 1;
-        }
-        asm volatile("bar.sync 1, 128;" ::: "memory");
-        if (!s->last) {
-            return;
-        }
-        __threadfence();
-        if (threadIdx.x == 0) {
-            job.arrived[blockIdx.x] = 0;
-        }
-#pragma unroll
-        for (int r = 0; r < TN / 2; r++) {
-            d[r] = add_pieces(tile + r * 128 + threadIdx.x, (size_t)(TN / 2) * 128, job.n_pieces, job.tree);
+            s->parts[r][threadIdx.x] = d[r];
         }
     }
-    const uint32_t out = blockIdx.x * 64 + warp * 16 + g;
-#pragma unroll
-    for (int j = 0; j < TN / 8; j++) {
-        const uint32_t row = j * 8 + 2 * t;
-        store_y(job, row, out, d[4 * j]);
-        store_y(job, row + 1, out, d[4 * j + 1]);
-        store_y(job, row, out + 8, d[4 * j + 2]);
-        store_y(job, row + 1, out + 8, d[4 * j + 3]);
+    cluster_sync();
+    /* The registers are shared out among the blocks. */
+    for (uint32_t r = blockIdx.y; r < TN / 2 && warp < 4; r += job.n_pieces) {
+        store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8,
+                add_pieces(&s->parts[r][threadIdx.x], job.n_pieces, job.tree));
     }
+    cluster_sync(); /* nobody leaves while its memory is read */
 }
 
 template <int BN> struct many_smem {
@@ -327,8 +338,8 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
 
 template <int TN> static void launch_few(struct dmk_stream *stream, const struct job &job)
 {
-    dmk_cuda_launch(stream, few_kernel<TN>, dim3((job.n_out + 63) / 64, job.n_pieces), dim3(160),
-                    sizeof(struct few_smem<TN>), job);
+    dmk_cuda_launch_cluster(stream, few_kernel<TN>, dim3((job.n_out + 63) / 64, job.n_pieces), dim3(160),
+                            sizeof(struct few_smem<TN>), dim3(1, job.n_pieces), job);
 }
 
 template <int BN, bool TREE> static void launch_many(struct dmk_stream *stream, const struct job &job)
@@ -366,8 +377,6 @@ void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stre
     job.n_pieces = job.tree ? args->n_slices
                             : count_pieces(args->n_whole ? args->n_whole : args->n_out, job.n_steps);
     job.piece_steps = job.tree ? args->k / STEP : dmk_ceil_div(job.n_steps, job.n_pieces);
-    job.parts = (float *)s->workspace;
-    job.arrived = s->counters;
     const bool few = n_rows <= FEW_ROWS;
     const uint32_t tn = n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : 128;
     const uint32_t bn = job.tree ? 96 : args->n_out % 160 == 0 ? 160 : 128;

@@ -8,26 +8,20 @@
 #define MAX_EXPERTS   256
 #define GROUP_THREADS 256
 
-/* A warp a row; lane l holds experts l, l + 32, ... */
-__global__ void topk_kernel(struct dmk_topk_args a)
+/* A warp's row; lane l holds experts l, l + 32, ... All lanes get all results. */
+__device__ __forceinline__ void choose(const uint16_t *score, uint32_t n_experts, uint32_t k,
+                                       uint32_t (&ids)[DMK_MAX_TOPK], float (&weights)[DMK_MAX_TOPK])
 {
-    dmk_pdl_wait();
-    dmk_pdl_next();
-    const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= a.n_rows) {
-        return;
-    }
-    const uint16_t *score = a.scores + (size_t)row * a.n_experts;
-    float mine[MAX_EXPERTS / 32], best[DMK_MAX_TOPK], sum = 0.0f;
-    uint32_t ids[DMK_MAX_TOPK];
+    const uint32_t lane = threadIdx.x % 32;
+    float mine[MAX_EXPERTS / 32], sum = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < MAX_EXPERTS / 32; i++) {
         const uint32_t e = i * 32 + lane;
-        mine[i] = e < a.n_experts ? dmk_bf16_f32(score[e]) : -INFINITY;
+        mine[i] = e < n_experts ? dmk_bf16_f32(score[e]) : -INFINITY;
     }
 #pragma unroll
     for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-        if (i >= a.k) {
+        if (i >= k) {
             break;
         }
         float x = -INFINITY;
@@ -54,22 +48,41 @@ __global__ void topk_kernel(struct dmk_topk_args a)
                 mine[e] = -INFINITY;
             }
         }
-        best[i] = x;
+        weights[i] = x;
         ids[i] = at;
     }
-    const float top = best[0];
+    const float top = weights[0];
 #pragma unroll
     for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-        if (i < a.k) {
-            best[i] = dmk_cuda_expf(best[i] - top);
-            sum += best[i];
+        if (i < k) {
+            weights[i] = dmk_cuda_expf(weights[i] - top);
+            sum += weights[i];
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
+        if (i < k) {
+            weights[i] = dmk_round_bf16(weights[i] / sum);
+        }
+    }
+}
+
+__global__ void topk_kernel(struct dmk_topk_args a)
+{
+    dmk_pdl_wait();
+    dmk_pdl_next();
+    const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= a.n_rows) {
+        return;
+    }
+    uint32_t ids[DMK_MAX_TOPK];
+    float weights[DMK_MAX_TOPK];
+    choose(a.scores + (size_t)row * a.n_experts, a.n_experts, a.k, ids, weights);
+#pragma unroll
+    for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
         if (i < a.k && lane == i) {
             a.ids[(size_t)row * a.k + i] = ids[i];
-            a.weights[(size_t)row * a.k + i] = dmk_round_bf16(best[i] / sum);
+            a.weights[(size_t)row * a.k + i] = weights[i];
         }
     }
 }
@@ -160,4 +173,113 @@ __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(struct dmk_moe_gro
 void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream)
 {
     dmk_cuda_launch(stream, group_kernel, args->n_experts, GROUP_THREADS, 0, *args);
+}
+
+#define FEW_ROWS     128
+#define FEW_THREADS  1024
+
+/* Both for few rows, in one block. Each expert has a bit for each row; a slot is the expert's first, which is a sum
+ * over the experts before, plus the bits below the row's. */
+__global__ void __launch_bounds__(FEW_THREADS) route_kernel(struct dmk_route_args args)
+{
+    __shared__ uint32_t bits[MAX_EXPERTS][FEW_ROWS / 32];
+    __shared__ uint32_t begin[MAX_EXPERTS + 1], warp_sum[MAX_EXPERTS / 32];
+    __shared__ uint32_t chosen[FEW_ROWS][DMK_MAX_TOPK];
+    __shared__ float weight[FEW_ROWS][DMK_MAX_TOPK];
+    const struct dmk_topk_args &t = args.topk;
+    const struct dmk_moe_group_args &a = args.group;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (uint32_t i = threadIdx.x; i < MAX_EXPERTS * (FEW_ROWS / 32); i += FEW_THREADS) {
+        bits[i / (FEW_ROWS / 32)][i % (FEW_ROWS / 32)] = 0;
+    }
+    dmk_pdl_wait();
+    dmk_pdl_next();
+    const uint32_t n_live = a.n_live ? *a.n_live : a.n_rows;
+    __syncthreads();
+    for (uint32_t row = warp; row < t.n_rows; row += FEW_THREADS / 32) {
+        uint32_t ids[DMK_MAX_TOPK];
+        float weights[DMK_MAX_TOPK];
+        choose(t.scores + (size_t)row * t.n_experts, t.n_experts, t.k, ids, weights);
+#pragma unroll
+        for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
+            if (i < t.k && lane == i) {
+                const uint32_t e = ids[i] - a.expert_first;
+                t.ids[(size_t)row * t.k + i] = ids[i];
+                t.weights[(size_t)row * t.k + i] = weights[i];
+                chosen[row][i] = row < n_live && e < a.n_experts ? e : DMK_NONE;
+                weight[row][i] = weights[i];
+                if (row < n_live && e < a.n_experts) {
+                    atomicOr(&bits[e][row / 32], 1u << row % 32);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < MAX_EXPERTS) {
+        uint32_t count = 0, sum;
+#pragma unroll
+        for (uint32_t w = 0; w < FEW_ROWS / 32; w++) {
+            count += __popc(bits[threadIdx.x][w]);
+        }
+        sum = count;
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+            const uint32_t below = __shfl_up_sync(0xffffffffu, sum, d);
+            sum += lane >= (uint32_t)d ? below : 0;
+        }
+        if (lane == 31) {
+            warp_sum[warp] = sum;
+        }
+        begin[threadIdx.x] = sum - count;
+    }
+    __syncthreads();
+    if (threadIdx.x < MAX_EXPERTS) {
+        uint32_t before = begin[threadIdx.x];
+#pragma unroll
+        for (uint32_t w = 0; w < MAX_EXPERTS / 32; w++) {
+            before += w < warp ? warp_sum[w] : 0;
+        }
+        begin[threadIdx.x] = before;
+        if (threadIdx.x <= a.n_experts) {
+            a.plan.expert_begin[threadIdx.x] = before; /* experts past the last have no rows */
+        }
+        if (threadIdx.x == MAX_EXPERTS - 1 && a.n_experts == MAX_EXPERTS) {
+            a.plan.expert_begin[MAX_EXPERTS] = before + __popc(bits[threadIdx.x][0]) + __popc(bits[threadIdx.x][1]) +
+                                               __popc(bits[threadIdx.x][2]) + __popc(bits[threadIdx.x][3]);
+        }
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < a.n_rows * a.k; i += FEW_THREADS) {
+        const uint32_t row = i / a.k, which = i % a.k, e = chosen[row][which];
+        uint32_t rank = 0, n_local = 0;
+        for (uint32_t j = 0; j < a.k; j++) {
+            rank += chosen[row][j] < e;
+            n_local += chosen[row][j] != DMK_NONE;
+        }
+        if (e != DMK_NONE) {
+            uint32_t slot = begin[e];
+#pragma unroll
+            for (uint32_t w = 0; w < FEW_ROWS / 32; w++) {
+                const uint32_t mask = w < row / 32 ? ~0u : w == row / 32 ? (1u << row % 32) - 1 : 0;
+                slot += __popc(bits[e][w] & mask);
+            }
+            a.plan.slot_row[slot] = row;
+            a.plan.slot_weight[slot] = weight[row][which];
+            a.plan.slot_group[slot] = e / a.experts_per_group;
+            a.plan.row_slots[(size_t)row * a.k + rank] = slot;
+        }
+        if (which >= n_local) {
+            a.plan.row_slots[(size_t)row * a.k + which] = DMK_NONE;
+        }
+    }
+}
+
+void dmk_cuda_route(const struct dmk_route_args *args, struct dmk_stream *stream)
+{
+    if (args->topk.n_rows <= FEW_ROWS) {
+        dmk_cuda_launch(stream, route_kernel, dim3(1), dim3(FEW_THREADS), 0, *args);
+    } else {
+        dmk_cuda_topk(&args->topk, stream);
+        dmk_cuda_moe_group(&args->group, stream);
+    }
 }

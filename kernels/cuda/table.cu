@@ -19,6 +19,7 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.residual = dmk_cuda_residual;
     k.add_norm = dmk_cuda_add_norm;
     k.combine_norm = dmk_cuda_combine_norm;
+    k.route = dmk_cuda_route;
     k.rope_write = dmk_cuda_rope_write;
     k.page_copy = dmk_cuda_page_copy;
     k.sample = dmk_cuda_sample;

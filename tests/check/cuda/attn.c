@@ -218,14 +218,14 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
     const uint32_t n_pages = n_seqs * blocks,
                    n_tiles = n_tokens > 1 ? n_seqs * ((n_tokens + 15) / 16) : 0;
     const uint32_t row_splits = n_tokens == 1 ? pos / DMK_ATTN_SPLIT + 1 : 0;
-    struct twin qkv = twin_new(d, (size_t)n_seqs * n_tokens * width * 2),
-                pages = twin_new(d, (size_t)n_kv * n_pages * PAGE_BYTES),
+    struct twin qkv = twin_device(d, (size_t)n_seqs * n_tokens * width * 2),
+                pages = twin_device(d, (size_t)n_kv * n_pages * PAGE_BYTES),
                 ids = twin_new(d, n_pages * 4),
                 seqs = twin_new(d, n_seqs * sizeof(struct dmk_attn_seq)),
                 tiles = twin_new(d, (n_tiles + 1) * sizeof(struct dmk_attn_tile)),
                 splits = twin_new(d, (n_seqs * row_splits + 1) * sizeof(struct dmk_attn_split)),
                 count = twin_new(d, 16), sinks = twin_bf16(d, 64, 1.0f),
-                out = twin_new(d, (size_t)n_seqs * n_tokens * 8192);
+                out = twin_device(d, (size_t)n_seqs * n_tokens * 8192);
     struct dmk_attn_seq *s = seqs.host;
     struct dmk_attn_tile *t = tiles.host;
     struct dmk_attn_split *p = splits.host;

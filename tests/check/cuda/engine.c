@@ -12,9 +12,10 @@
 #define MAX_SEQS   9
 #define MAX_TOKENS 700
 #define N_PAGES    400
-/* Rows whose logits lie further off: a router's tie went another way somewhere. */
-#define ROW_L2   0.03
-#define ROWS_OFF 0.15
+/* How far the device may be from the host: this many times as far as the host goes when the last bit of a third of
+ * the embedding's numbers is turned over. Rounding errors grow on their way through the layers, and a router's tie
+ * may fall otherwise, so no fixed number would do for every model. */
+#define TIMES 1.5
 
 struct seq {
     uint32_t ids[MAX_TOKENS], n_ids, pos;
@@ -94,12 +95,17 @@ static void run_alone(struct device *d, struct dmk_engine *e, struct seq *s, uin
     }
 }
 
-static void compare(struct device *d, const float *want, const float *got, uint32_t n_rows,
-                    size_t vocab, const char *what)
+static int compare_doubles(const void *a, const void *b)
 {
-    uint32_t n_off = 0;
-    double sum_all = 0, worst = 0;
-    char how[128];
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median over rows of the l2 distance. */
+static double median_distance(const float *want, const float *got, uint32_t n_rows, size_t vocab)
+{
+    double *l2 = malloc(n_rows * sizeof(*l2)), median;
+    dmk_assert(l2);
     for (uint32_t r = 0; r < n_rows; r++) {
         double sum = 0, diff = 0;
         for (size_t i = 0; i < vocab; i++) {
@@ -107,15 +113,22 @@ static void compare(struct device *d, const float *want, const float *got, uint3
             sum += a * a;
             diff += (a - b) * (a - b);
         }
-        double l2 = sqrt(diff / sum);
-        n_off += !(l2 <= ROW_L2);
-        worst = l2 > worst ? l2 : worst;
-        sum_all += l2;
+        l2[r] = sqrt(diff / sum);
     }
-    printf("engine  %s: mean l2 %.4f, worst %.3f, %u of %u rows off\n", what, sum_all / n_rows,
-           worst, n_off, n_rows);
-    if (n_off > ROWS_OFF * n_rows || !(sum_all / n_rows <= ROW_L2)) {
-        snprintf(how, sizeof(how), "%u of %u rows differ", n_off, n_rows);
+    qsort(l2, n_rows, sizeof(*l2), compare_doubles);
+    median = l2[n_rows / 2];
+    free(l2);
+    return median;
+}
+
+static void compare(struct device *d, const float *want, const float *got, uint32_t n_rows,
+                    size_t vocab, double bound, const char *what)
+{
+    char how[128];
+    const double l2 = median_distance(want, got, n_rows, vocab);
+    printf("engine  %s: median l2 %.5f, of a last bit %.5f\n", what, l2, bound);
+    if (!(l2 <= TIMES * bound)) {
+        snprintf(how, sizeof(how), "median l2 %.5f, more than %.1f times %.5f", l2, TIMES, bound);
         fail(d, what, how);
     }
 }
@@ -132,6 +145,30 @@ static void same(struct device *d, const float *a, const float *b, size_t n, con
     }
 }
 
+static double last_bit(struct device *d, struct dmk_weights *weights, const float *want, uint32_t n)
+{
+    const struct dmk_shape *shape = &weights->shape;
+    const size_t size = (size_t)shape->vocab * shape->hidden;
+    uint16_t *embedding = (uint16_t *)(uintptr_t)weights->embedding;
+    float *got = malloc(n * shape->vocab * sizeof(float));
+    static struct seq s;
+    dmk_assert(got);
+    for (int pass = 0; pass < 2; pass++) { /* there, and back */
+        for (size_t i = 0; i < size; i++) {
+            embedding[i] ^= dmk_rng_u64(d->seed, 4242, i) % 3 == 0;
+        }
+        if (pass == 0) {
+            struct dmk_engine *host = open_engine(weights, "cpu");
+            seq_init(d, &s, 0, 0, n, shape->vocab);
+            run_alone(d, host, &s, 200, got);
+            dmk_engine_close(&host);
+        }
+    }
+    const double median = median_distance(want, got, n, shape->vocab);
+    free(got);
+    return median;
+}
+
 static void against_host(struct device *d, enum dmk_expert_format format)
 {
     const struct dmk_shape shape = small_shape(4);
@@ -145,9 +182,11 @@ static void against_host(struct device *d, enum dmk_expert_format format)
     dmk_assert(want && got && again);
     seq_init(d, &s, 0, 0, n, shape.vocab);
     run_alone(d, host, &s, 200, want);
+    const double bound = last_bit(d, weights, want, n);
     s.pos = 0;
     run_alone(d, dev, &s, 200, got);
-    compare(d, want, got, n, vocab, format == DMK_EXPERTS_MXFP4 ? "mxfp4, chunks" : "bf16, chunks");
+    compare(d, want, got, n, vocab, bound,
+            format == DMK_EXPERTS_MXFP4 ? "mxfp4, chunks" : "bf16, chunks");
     /* Other chunks, other pages: the same bits. */
     seq_init(d, &s, 3, 0, n, shape.vocab);
     run_alone(d, dev, &s, 33, again);
@@ -155,7 +194,7 @@ static void against_host(struct device *d, enum dmk_expert_format format)
     /* Single tokens: other kernels for attention, near. */
     seq_init(d, &s, 1, 0, n, shape.vocab);
     run_alone(d, dev, &s, 1, again);
-    compare(d, want, again, n, vocab, "single tokens");
+    compare(d, want, again, n, vocab, bound, "single tokens");
     /* Again, through graphs that exist: the same bits. */
     seq_init(d, &s, 2, 0, n, shape.vocab);
     run_alone(d, dev, &s, 1, got);

@@ -98,9 +98,9 @@ static void bench(struct device *d, const char *name, const struct product *p, u
     char what[64];
     const size_t k = (size_t)p->k * p->n_slices, step = (size_t)p->n_out * k;
     const size_t n = step * 2 > ((size_t)400 << 20) ? 1 : ((size_t)400 << 20) / (step * 2);
-    struct twin w = twin_new(d, n * step * 2), b = twin_bf16(d, p->n_out, 0.5f),
-                x = twin_new(d, n_rows * k * 2),
-                y = twin_new(d, (size_t)n_rows * p->n_out * (p->f32 ? 4 : 2));
+    struct twin w = twin_device(d, n * step * 2), b = twin_bf16(d, p->n_out, 0.5f),
+                x = twin_device(d, n_rows * k * 2),
+                y = twin_device(d, (size_t)n_rows * p->n_out * (p->f32 ? 4 : 2));
     d->be->ops->fill(d->be, d->stream, w.dev, w.bytes, DMK_FILL_BF16, 0.02f, d->seed);
     d->be->ops->fill(d->be, d->stream, x.dev, x.bytes, DMK_FILL_BF16, 1.0f, d->seed + 1);
     struct bench bench = {make_args(p, w, b, x, y, n_rows, false), step, n, 0};

@@ -42,6 +42,19 @@ struct twin twin_new(struct device *d, size_t bytes)
     return t;
 }
 
+struct twin twin_device(struct device *d, size_t bytes)
+{
+    struct twin t = {.bytes = bytes};
+    dmk_assert(n_twins < MAX_TWINS);
+    if (d->be->ops->alloc(d->be, DMK_MEM_DEVICE, bytes + 2 * GUARD, &t.dev) != 0) {
+        fprintf(stderr, "check_cuda: no memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    t.dev = (unsigned char *)t.dev + GUARD;
+    twins[n_twins++] = t;
+    return t;
+}
+
 void twin_send(struct device *d, struct twin t)
 {
     d->be->ops->copy(d->be, d->stream, t.dev, t.host, t.bytes);
@@ -128,9 +141,11 @@ void device_end(struct device *d, const char *what)
     unsigned char guard[2 * GUARD];
     for (uint32_t i = 0; i < n_twins; i++) {
         unsigned char *base = (unsigned char *)twins[i].dev - GUARD;
-        device_fetch(d, guard, base, GUARD);
-        device_fetch(d, guard + GUARD, base + GUARD + twins[i].bytes, GUARD);
-        for (size_t b = 0; b < sizeof(guard); b++) {
+        if (twins[i].host) {
+            device_fetch(d, guard, base, GUARD);
+            device_fetch(d, guard + GUARD, base + GUARD + twins[i].bytes, GUARD);
+        }
+        for (size_t b = 0; twins[i].host && b < sizeof(guard); b++) {
             if (guard[b] != 0xa5) {
                 fail(d, what, "wrote outside of an array");
                 break;

@@ -99,6 +99,37 @@ static void group(struct device *d, uint32_t n_rows, uint32_t n_experts, uint32_
     device_end(d, what);
 }
 
+/* Both in one, against one after the other. */
+static void route(struct device *d, uint32_t n_rows, uint32_t n_experts, uint32_t n_live)
+{
+    char what[64];
+    const uint32_t k = 4, first = n_experts / 4, n_local = n_experts / 2;
+    struct plan_twins plan = new_plan(d, n_rows, k, n_local);
+    struct twin scores = twin_bf16(d, (size_t)n_rows * n_experts, 4.0f),
+                ids = twin_new(d, (size_t)n_rows * k * 4),
+                weights = twin_new(d, (size_t)n_rows * k * 4), live = twin_new(d, 16);
+    *(uint32_t *)live.host = n_live;
+    twin_send(d, live);
+    snprintf(what, sizeof(what), "route %u rows, %u live, %u experts", n_rows, n_live, n_experts);
+    d->ref.topk(&(struct dmk_topk_args){scores.host, ids.host, weights.host, n_rows, n_experts, k},
+                NULL);
+    d->ref.moe_group(&(struct dmk_moe_group_args){ids.host, weights.host, side(&plan, true), n_rows,
+                                                  k, first, n_local, n_local / 4, live.host},
+                     NULL);
+    d->cuda.route(&(struct dmk_route_args){{scores.dev, ids.dev, weights.dev, n_rows, n_experts, k},
+                                           {ids.dev, weights.dev, side(&plan, false), n_rows, k,
+                                            first, n_local, n_local / 4, live.dev}},
+                  d->stream);
+    expect_bits(d, ids, what);
+    expect_bits(d, weights, what);
+    expect_bits(d, plan.begin, what);
+    expect_bits(d, plan.row, what);
+    expect_bits(d, plan.weight, what);
+    expect_bits(d, plan.row_slots, what);
+    expect_bits(d, plan.group, what);
+    device_end(d, what);
+}
+
 /* A grouping with every expert local, on both sides. */
 static struct plan_twins grouped(struct device *d, uint32_t n_rows, uint32_t k, uint32_t n_experts,
                                  uint32_t skew)
@@ -253,11 +284,12 @@ static void bench(struct device *d, uint32_t n_rows)
     const uint32_t k = 4, E = 128, H = 2880;
     struct plan_twins plan = grouped(d, n_rows, k, E, E);
     const size_t up_n = (size_t)E * 5760 * H, down_n = (size_t)E * H * H;
-    struct twin ub = twin_new(d, up_n / 2), us = twin_new(d, up_n / 32),
-                db = twin_new(d, down_n / 2), ds = twin_new(d, down_n / 32),
-                bias = twin_new(d, (size_t)E * 5760 * 2), x = twin_new(d, (size_t)n_rows * H * 2),
-                z = twin_new(d, (size_t)n_rows * k * H * 2),
-                y = twin_new(d, (size_t)n_rows * k * H * 4);
+    struct twin ub = twin_device(d, up_n / 2), us = twin_device(d, up_n / 32),
+                db = twin_device(d, down_n / 2), ds = twin_device(d, down_n / 32),
+                bias = twin_device(d, (size_t)E * 5760 * 2),
+                x = twin_device(d, (size_t)n_rows * H * 2),
+                z = twin_device(d, (size_t)n_rows * k * H * 2),
+                y = twin_device(d, (size_t)n_rows * k * H * 4);
     const struct dmk_backend_ops *ops = d->be->ops;
     ops->fill(d->be, d->stream, ub.dev, ub.bytes, DMK_FILL_CODES, 0, d->seed);
     ops->fill(d->be, d->stream, us.dev, us.bytes, DMK_FILL_SCALES, 0, d->seed);
@@ -302,8 +334,8 @@ void check_moe(struct device *d)
         }
         return;
     }
-    const uint32_t rows[] = {1, 3, 8, 100, 257, 1000};
-    for (size_t i = 0; i < 6; i++) {
+    const uint32_t rows[] = {1, 3, 8, 100, 128, 257, 1000};
+    for (size_t i = 0; i < 7; i++) {
         topk(d, rows[i], 32, 4);
         topk(d, rows[i], 128, 4);
         topk(d, rows[i], 8, 2);
@@ -311,6 +343,9 @@ void check_moe(struct device *d)
         group(d, rows[i], 16, 5, rows[i] / 2);
         group(d, rows[i], 128, 256, rows[i]);
         combine(d, rows[i], 96);
+        route(d, rows[i], 32, rows[i]);
+        route(d, rows[i], 128, rows[i] / 2);
+        route(d, rows[i], 256, rows[i]);
     }
     combine(d, 5, 2880);
     for (int pack = 0; pack < 2; pack++) {

@@ -153,8 +153,8 @@ static void bench(struct device *d, uint32_t n)
 {
     char what[64];
     const uint32_t H = 2880;
-    struct twin x = twin_bf16(d, (size_t)n * H, 1.0f), sum = twin_f32(d, (size_t)n * H, 0.01f),
-                scale = twin_bf16(d, H, 1.0f), y = twin_new(d, (size_t)n * H * 2);
+    struct twin x = twin_device(d, (size_t)n * H * 2), sum = twin_device(d, (size_t)n * H * 4),
+                scale = twin_bf16(d, H, 1.0f), y = twin_device(d, (size_t)n * H * 2);
     struct dmk_add_norm_args args = {x.dev, sum.dev, scale.dev, scale.dev, y.dev, n, H, 1e-5f};
     snprintf(what, sizeof(what), "add_norm %u x %u", n, H);
     device_bench(d, what, run_add_norm, &args, (double)n * H * 10, 0);

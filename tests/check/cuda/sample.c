@@ -90,7 +90,7 @@ static void bench(struct device *d, uint32_t n)
 {
     char what[64];
     const uint32_t vocab = 201088;
-    struct twin logits = twin_new(d, (size_t)n * vocab * 4),
+    struct twin logits = twin_device(d, (size_t)n * vocab * 4),
                 params = twin_new(d, n * sizeof(struct dmk_sample_row)),
                 out = twin_new(d, n * sizeof(struct dmk_sample_out));
     struct dmk_sample_row *p = params.host;

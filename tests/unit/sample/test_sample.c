@@ -1,6 +1,8 @@
 /* The sampler: against exact probabilities, against a slow reference over random parameters, and its
  * edges. */
 #include "tests/unit/sample/sample_test.h"
+#include "common/base/rng.h"
+#include "common/sample/reduce.h"
 #include <string.h>
 
 #define VOCAB      (DMK_SAMPLE_BLOCK * 3 + 300)
@@ -623,6 +625,73 @@ static void test_tiny_temperatures(void **state)
     dmk_sampler_free(&s);
 }
 
+/* Which rows may be picked elsewhere, and that such a pick gives the sampler's own result. */
+static void test_plain(void **state)
+{
+    (void)state;
+    static float x[VOCAB];
+    const uint32_t banned = 3, bias_id = 5;
+    const float bias = 1.0f;
+    const uint64_t allowed[MASK_WORDS] = {~0ull};
+    struct dmk_sample_params p = plain;
+    struct dmk_sample_context c = {.n_ids = 9, .n_prompt = 4, .choice = 2};
+    struct dmk_sample_draw draw;
+    struct dmk_sampler *s = new_sampler(VOCAB);
+    struct dmk_sample_result want, got;
+    double sum = 0.0;
+
+    p.seed = 77;
+    p.min_p = 0.25f;
+    p.temperature = 0.5f;
+    assert_true(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    assert_true(draw.scale == 2.0f && draw.min_p == 0.25f);
+    assert_true(draw.unit == dmk_rng_unit(77, 2ull << 8 | DMK_DRAW_TOKEN, 9));
+    p.temperature = 0.0f;
+    p.top_k = 4;
+    p.top_p = 0.5f; /* nothing to a greedy row */
+    assert_true(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    assert_true(draw.scale == 0.0f);
+    p.temperature = 1.0f;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    p.top_k = 0;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    p.top_p = 1.0f;
+    assert_true(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    c.banned = &banned;
+    c.n_banned = 1;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    c.n_banned = 0;
+    c.allowed = allowed;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    c.allowed = NULL;
+    p.n_bias = 1;
+    p.bias_ids = &bias_id;
+    p.bias_values = &bias;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    p.n_bias = 0;
+    p.presence_penalty = 0.5f;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+    p.presence_penalty = 0.0f;
+    p.logprobs = true;
+    p.top_logprobs = 2;
+    assert_false(dmk_sample_plain(&p, &c, VOCAB, &draw));
+
+    p.top_logprobs = 0;
+    p.temperature = 0.0f;
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        x[i] = (float)(i * 7919 % VOCAB) * 0.002f;
+    }
+    assert_int_equal(dmk_sample(s, &p, &c, x, &want), 0);
+    for (uint32_t b = 0; b < VOCAB; b += DMK_SAMPLE_BLOCK) {
+        const uint32_t n = VOCAB - b < DMK_SAMPLE_BLOCK ? VOCAB - b : DMK_SAMPLE_BLOCK;
+
+        sum += dmk_reduce_sum(x + b, n, x[want.id], 1.0f, 0.0f);
+    }
+    dmk_sample_plain_result(&p, want.id, x[want.id], x[want.id], sum, &got);
+    assert_true(got.id == want.id && got.logprob == want.logprob && got.n_top == 0);
+    dmk_sampler_free(&s);
+}
+
 static void test_params(void **state)
 {
     const uint32_t ids[] = {3, 99};
@@ -666,12 +735,19 @@ static void test_params(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),      cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_nucleus),        cmocka_unit_test(test_determinism),
-        cmocka_unit_test(test_ties),           cmocka_unit_test(test_top_k_exact),
-        cmocka_unit_test(test_broken),         cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_logprobs_small), cmocka_unit_test(test_penalties),
-        cmocka_unit_test(test_params),         cmocka_unit_test(test_tiny_temperatures),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_nucleus),
+        cmocka_unit_test(test_determinism),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_top_k_exact),
+        cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_logprobs_small),
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_params),
+        cmocka_unit_test(test_tiny_temperatures),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
