@@ -31,7 +31,7 @@ struct dmk_coll {
     uint32_t group_ranks, n_groups, n_ranks;
     uint32_t max_rows;
     bool spin;
-    uint32_t *places;                         /* [n_ranks][max_rows], see place_of */
+    uint32_t *places;                         /* [n_ranks][max_rows], see places_of */
     float *bufs[MAX_RANKS];                   /* shown for an all-reduce, or as combine's out */
     const float *parts[MAX_RANKS];            /* shown for a combine */
     struct dmk_coll_dispatch sent[MAX_RANKS]; /* the last dispatch of each rank */
@@ -162,7 +162,7 @@ static const struct dmk_coll_rows *rows_of(const struct dmk_coll *coll, uint32_t
     return &coll->sent[group * coll->group_ranks + index].own;
 }
 
-/* Where a rank put the rows of a group: place_of(..)[row] is an index into its got, or DMK_COLL_NONE. */
+/* Where a rank put the rows of a group: places_of(..)[row] is an index into its got, or DMK_COLL_NONE. */
 static uint32_t *places_of(const struct dmk_coll *coll, uint32_t rank, uint32_t group)
 {
     uint32_t *places = coll->places + (size_t)rank * coll->max_rows;

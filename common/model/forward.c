@@ -3,8 +3,9 @@
  * Runs on the rank's thread; all ranks walk through it in step and meet in the two sums of each layer: that
  * of attention among the ranks of a data-parallel group, that of the experts among all. T rows of the group's
  * tokens (any mix of prefill chunks and decode tokens, or none) go in, K and V go to the pages, logits of the
- * wanted rows come out. A group without rows still has its experts to offer, so its ranks take every turn. Rounding points are those of the kernels' contracts: whatever is
- * called bf16 below is rounded there and nowhere else. */
+ * wanted rows come out. A group without rows still has its experts to offer, so its ranks take every turn.
+ * Rounding points are those of the kernels' contracts: whatever is called bf16 below is rounded there and
+ * nowhere else. */
 #include "common/model/engine_internal.h"
 #include "kernels/dtype.h"
 
