@@ -362,7 +362,7 @@ def main():
     parser.add_argument("--prefill-tp", type=int, default=1, help="tensor-parallel ranks of a prefill worker")
     parser.add_argument("--decode-tp", type=int, default=1, help="tensor-parallel ranks of a decode worker")
     parser.add_argument("--decode-ep", type=int, default=0, help="expert-parallel ranks of a decode worker "
-                        "(tp x dp; default: tp; the CPU engine serves dp = 1 only)")
+                        "(tp x dp, 8 at most; default: tp; above tp it has data-parallel groups)")
     parser.add_argument("--transport", default="tcp", choices=["tcp", "shm"], help="how pages travel")
     parser.add_argument("--model", help="checkpoint folder (default: the trained tiny one)")
     parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
