@@ -1,7 +1,7 @@
 /* bench_device: prefill and decode of a full-size model with random weights on one device.
  *
  *   bench_device [--preset gpt-oss-120b] [--prefill 1024,8192] [--batch 1,8,32] [--context 8192] [--runs 20]
- *                [--chunk 8192] [--commit HASH] [--machine NAME] [--driver NAME] [--date DATE] [--csv FILE]
+ *                [--chunk 8192] [--experts mxfp4|fp8] [--commit HASH] [--machine NAME] [--driver NAME] [--date DATE] [--csv FILE]
  *
  * Prefill: a prompt in chunks, no logits; decode: steps of a whole batch at one context, tokens picked on the
  * device, keys and values random. Times are the host's clock around dmk_engine_step, so everything that a worker
@@ -21,7 +21,7 @@ struct list {
 };
 
 struct options {
-    const char *preset, *commit, *machine, *driver, *date, *csv;
+    const char *preset, *experts, *commit, *machine, *driver, *date, *csv;
     struct list prefill, batch, context;
     uint32_t runs, chunk;
 };
@@ -74,13 +74,13 @@ static void report(struct bench *b, const char *phase, uint32_t batch, uint32_t 
 {
     const struct options *o = b->o;
     qsort(ms, n, sizeof(ms[0]), compare_doubles);
-    printf("%s %s batch %u context %u: %.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n", o->preset,
-           phase, batch, context, ms[n / 2], ms[n / 10], ms[n * 9 / 10], n,
+    printf("%s %s %s batch %u context %u: %.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n", o->preset,
+           o->experts, phase, batch, context, ms[n / 2], ms[n / 10], ms[n * 9 / 10], n,
            (strcmp(phase, "decode") == 0 ? batch : context) / ms[n / 2] * 1e3);
     fflush(stdout);
     if (b->csv) {
-        fprintf(b->csv, "%s,%s,%s,%s,%s,mxfp4,%s,1,1,1,%u,%u,%.4f,%.4f,%.4f,,,\n", o->date,
-                o->commit, o->machine, o->driver, o->preset, phase, batch, context, ms[n / 2],
+        fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,1,1,1,%u,%u,%.4f,%.4f,%.4f,,,\n", o->date, o->commit,
+                o->machine, o->driver, o->preset, o->experts, phase, batch, context, ms[n / 2],
                 ms[n / 10], ms[n * 9 / 10]);
         fflush(b->csv);
     }
@@ -173,6 +173,7 @@ static void fill_pages(struct bench *b)
 static struct options parse(int argc, char **argv)
 {
     struct options o = {.preset = "gpt-oss-120b",
+                        .experts = "mxfp4",
                         .commit = "unknown",
                         .machine = "H200",
                         .driver = "unknown",
@@ -184,8 +185,9 @@ static struct options parse(int argc, char **argv)
         const struct {
             const char *name;
             const char **value;
-        } texts[] = {{"--preset", &o.preset}, {"--commit", &o.commit}, {"--machine", &o.machine},
-                     {"--driver", &o.driver}, {"--date", &o.date},     {"--csv", &o.csv}};
+        } texts[] = {{"--preset", &o.preset},   {"--experts", &o.experts}, {"--commit", &o.commit},
+                     {"--machine", &o.machine}, {"--driver", &o.driver},   {"--date", &o.date},
+                     {"--csv", &o.csv}};
         const struct {
             const char *name;
             struct list *value;
@@ -228,6 +230,7 @@ int main(int argc, char **argv)
     }
     struct dmk_engine_conf conf = {.random_preset = o.preset,
                                    .random_seed = 1,
+                                   .fp8_experts = strcmp(o.experts, "fp8") == 0,
                                    .backend = "cuda",
                                    .layout = {1, 1},
                                    .n_full_pages = (uint32_t)n_pages,

@@ -299,10 +299,23 @@ struct dmk_sample_args {
     uint32_t n_rows, vocab;
 };
 
+/* moe_gate_up, then moe_down, with nothing between: z need not be written. */
+struct dmk_moe_experts_args {
+    struct dmk_expert_weights gate_up; /* rows 2I, cols H */
+    struct dmk_expert_weights down;    /* rows H, cols I */
+    const uint16_t *x;                 /* [n_rows][H] bf16 */
+    struct dmk_moe_plan plan;
+    uint16_t *z; /* [n_rows * k][I] bf16, working memory */
+    float *y;    /* [slots][H] */
+    uint32_t n_rows, k, n_experts;
+    float alpha, limit;
+};
+
 /* Brings a matrix of every local expert from the checkpoint's layout into the one that this table's
  * expert products read fastest; w.packed then says so. */
 struct dmk_moe_pack_args {
-    struct dmk_expert_weights w; /* as in the checkpoint, in device memory */
+    /* As in the checkpoint, in device memory. format DMK_WEIGHT_FP8: MXFP4 there, and shall become FP8. */
+    struct dmk_expert_weights w;
     uint32_t n_experts;
     bool gate_up;    /* else: down */
     uint8_t *blocks; /* dmk_moe_packed.blocks bytes */
@@ -334,7 +347,9 @@ struct dmk_kernels {
     void (*rope_write)(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
     void (*page_copy)(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
     void (*sample)(const struct dmk_sample_args *args, struct dmk_stream *stream);
-    /* Both or none; w describes the checkpoint's matrix, the size that it will take comes back. */
+    void (*moe_experts)(const struct dmk_moe_experts_args *args, struct dmk_stream *stream);
+    /* Both or none; w describes the checkpoint's matrix (or asks for FP8, see dmk_moe_pack_args), the size
+     * that it will take comes back; blocks 0: it can not be packed. */
     struct dmk_moe_packed (*moe_packed)(const struct dmk_expert_weights *w, uint32_t n_experts,
                                         bool gate_up);
     void (*moe_pack)(const struct dmk_moe_pack_args *args, struct dmk_stream *stream);

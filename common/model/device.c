@@ -76,6 +76,7 @@ static bool packs(const struct dmk_engine *engine, bool gate_up, struct dmk_moe_
     if (!kernels->moe_packed || w.format != DMK_WEIGHT_MXFP4) {
         return false;
     }
+    w.format = engine->conf.fp8_experts ? DMK_WEIGHT_FP8 : w.format;
     struct dmk_moe_packed packed = kernels->moe_packed(&w, engine->shape.n_experts, gate_up);
     if (packed.blocks == 0) {
         return false;
@@ -118,6 +119,7 @@ static void load_experts(struct loader *l, const struct dmk_expert_weights *w,
             .blocks = (uint8_t *)(uintptr_t)w->blocks,
             .scales = (uint8_t *)(uintptr_t)w->scales,
         };
+        args.w.format = w->format; /* MXFP4 that shall become FP8, or stay what it is */
         args.w.blocks = blocks;
         args.w.scales = scales;
         args.w.bias = w->bias;

@@ -29,6 +29,36 @@ static void linear(struct dmk_rank *rank, const uint16_t *w, const uint16_t *b, 
                          rank->stream);
 }
 
+/* z [slots][I], where the device keeps it, and y [slots][H] */
+static void run_experts(struct dmk_rank *rank, const struct dmk_device_layer *lw,
+                        const struct dmk_shape *s, uint32_t n_rows)
+{
+    const struct dmk_kernels *kernels = &rank->kernels;
+    struct dmk_acts *a = &rank->acts;
+    if (kernels->moe_experts && lw->gate_up.packed && lw->down.packed) {
+        kernels->moe_experts(&(struct dmk_moe_experts_args){.gate_up = lw->gate_up,
+                                                            .down = lw->down,
+                                                            .x = a->norm,
+                                                            .plan = a->moe,
+                                                            .z = a->z,
+                                                            .y = a->y,
+                                                            .n_rows = n_rows,
+                                                            .k = s->experts_per_token,
+                                                            .n_experts = s->n_experts,
+                                                            .alpha = s->swiglu_alpha,
+                                                            .limit = s->swiglu_limit},
+                             rank->stream);
+        return;
+    }
+    kernels->moe_gate_up(&(struct dmk_moe_gate_up_args){lw->gate_up, a->norm, a->moe, a->z,
+                                                        s->n_experts, s->swiglu_alpha,
+                                                        s->swiglu_limit, n_rows},
+                         rank->stream);
+    kernels->moe_down(
+        &(struct dmk_moe_down_args){lw->down, a->z, a->moe, a->y, s->n_experts, n_rows},
+        rank->stream);
+}
+
 /* One layer: norm [T][H] goes in as the norm of x, and comes out as that of the new x under next_norm. */
 static void run_layer(struct dmk_engine *engine, const struct dmk_step_plan *p, uint32_t layer,
                       const uint16_t *next_norm)
@@ -129,12 +159,7 @@ static void run_layer(struct dmk_engine *engine, const struct dmk_step_plan *p, 
                                            .n_live = &counts->n_live}},
         stream);
     /* z [slots][I], y [slots][H], the tree over eight groups of experts, and the norm for the next layer */
-    kernels->moe_gate_up(&(struct dmk_moe_gate_up_args){lw->gate_up, a->norm, a->moe, a->z,
-                                                        s->n_experts, s->swiglu_alpha,
-                                                        s->swiglu_limit, T},
-                         stream);
-    kernels->moe_down(&(struct dmk_moe_down_args){lw->down, a->z, a->moe, a->y, s->n_experts, T},
-                      stream);
+    run_experts(rank, lw, s, T);
     kernels->combine_norm(
         &(struct dmk_combine_norm_args){{a->y, a->moe, NULL, T, k, H, DMK_REDUCE_LEAVES},
                                         a->x,

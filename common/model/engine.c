@@ -140,6 +140,10 @@ static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *s
     if (status != 0) {
         return status;
     }
+    if (c->fp8_experts && strcmp(c->backend, "cuda") != 0) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "FP8 experts run on backend 'cuda' only, not on '%s'", c->backend);
+    }
     const struct {
         const char *name;
         uint32_t value, min, max;
@@ -216,8 +220,12 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
     /* The reference set on the host is told apart by its options, not by its bits. */
     bool host = strcmp(conf->backend, "cuda") != 0;
-    snprintf(engine->numerics, sizeof(engine->numerics), "%s-bf16-k1-%s",
-             weights->expert_format == DMK_EXPERTS_MXFP4 ? "mxfp4" : "bf16", host ? "cpu" : "cuda");
+    const bool fp8 = conf->fp8_experts && weights->expert_format == DMK_EXPERTS_MXFP4;
+    snprintf(engine->numerics, sizeof(engine->numerics), "%s-k1-%s",
+             fp8                                           ? "fp8-fp8"
+             : weights->expert_format == DMK_EXPERTS_MXFP4 ? "mxfp4-bf16"
+                                                           : "bf16-bf16",
+             host ? "cpu" : "cuda");
 
     status = open_ranks(engine, reterr);
     if (status == 0) {

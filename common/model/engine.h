@@ -30,6 +30,8 @@ struct dmk_engine_conf {
     uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step, over all groups */
     uint32_t max_step_seqs;
     uint32_t max_logit_rows;
+    bool
+        fp8_experts; /* device: MXFP4 experts become FP8 with power-of-two scales, fast for prompts */
     /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
      * in device memory, for benches. */
     const char *random_preset;

@@ -350,7 +350,7 @@ void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream)
     if (a.n_tiles > 0) {
         dmk_cuda_launch(stream, tile_kernel, dim3(a.n_kv_heads, a.n_tiles), dim3(a.group * 32), 0, a);
     }
-    if (a.splits && a.n_seqs > 0) {
+    if (a.splits && (a.window ? a.n_seqs : a.max_splits) > 0) {
         const uint32_t n_items = (a.window ? a.n_seqs : a.max_splits) * a.n_kv_heads;
         const uint32_t n_blocks = n_items < s->n_sms * 2 ? n_items : s->n_sms * 2;
         dmk_cuda_launch(stream, row_kernel, dim3(n_blocks), dim3(ROW_WARPS * 32), sizeof(struct row_smem), a,

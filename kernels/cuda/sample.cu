@@ -1,13 +1,13 @@
 /* Picking tokens where the logits lie, to the bit as common/sample does it without top-k, top-p and edits.
  *
- * Two kernels: blocks of 1571 logits give their maximum; then one block a row finds the maximum of all, sums the
- * weights of every block in 16 lanes, picks a block, and walks in it. Additions and multiplications are written as
+ * Three kernels: blocks of 1571 logits give their maximum; then the sum of their weights, in 16 lanes; then one block
+ * a row adds the sums in order, picks one, and walks in it. Additions and multiplications are written as
  * such, since the host's are not contracted. */
 #include "kernels/cuda/cuda.h"
 
 #define BLOCK     1571 /* DMK_SAMPLE_BLOCK */
 #define MAX_BLOCKS 256
-#define THREADS   1024
+#define THREADS   256
 
 __device__ __forceinline__ float exp_host(float z)
 {
@@ -37,7 +37,7 @@ __device__ __forceinline__ float weigh(float x, float max, float scale, float mi
 struct row_max {
     float max;
     uint32_t id;
-    uint32_t broken;
+    uint32_t broken, unused;
 };
 
 /* Larger value, then lower id. */
@@ -56,7 +56,7 @@ __global__ void max_kernel(struct dmk_sample_args a, struct row_max *maxima)
     dmk_pdl_next();
     const float *x = a.logits + (size_t)blockIdx.y * a.vocab;
     const uint32_t first = blockIdx.x * BLOCK, end = min(first + BLOCK, a.vocab);
-    struct row_max m = {-INFINITY, DMK_NONE, 0};
+    struct row_max m = {-INFINITY, DMK_NONE, 0, 0};
     for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x) {
         m.broken |= !(x[i] < INFINITY);
         take_max(&m, x[i], i);
@@ -96,25 +96,67 @@ __device__ __forceinline__ double block_sum(const float *x, uint32_t n, uint32_t
     return tree;
 }
 
-__global__ void __launch_bounds__(THREADS) pick_kernel(struct dmk_sample_args a, const struct row_max *maxima)
+/* The row's largest logit, from those of its blocks; one warp. */
+__device__ __forceinline__ struct row_max join_maxima(const struct row_max *maxima, uint32_t n_blocks)
+{
+    struct row_max m = {-INFINITY, DMK_NONE, 0, 0};
+    for (uint32_t b = threadIdx.x % 32; b < n_blocks; b += 32) {
+        m.broken |= maxima[b].broken;
+        take_max(&m, maxima[b].max, maxima[b].id);
+    }
+    for (int d = 16; d > 0; d >>= 1) {
+        const float max = __shfl_xor_sync(0xffffffffu, m.max, d);
+        const uint32_t id = __shfl_xor_sync(0xffffffffu, m.id, d);
+        m.broken |= __shfl_xor_sync(0xffffffffu, m.broken, d);
+        take_max(&m, max, id);
+    }
+    return m;
+}
+
+/* Sums of two blocks of the vocabulary of one row, by one warp: plain ones for log-probabilities, and, when a
+ * token is drawn, ones at its temperature. */
+__global__ void sum_kernel(struct dmk_sample_args a, const struct row_max *maxima, double *sums)
+{
+    dmk_pdl_wait();
+    dmk_pdl_next();
+    const uint32_t n_blocks = (a.vocab + BLOCK - 1) / BLOCK, lane = threadIdx.x % 16;
+    const uint32_t b = blockIdx.x * 2 + threadIdx.x / 16, first = b * BLOCK;
+    const struct dmk_sample_row row = a.rows[blockIdx.y];
+    const struct row_max m = join_maxima(maxima + blockIdx.y * MAX_BLOCKS, n_blocks);
+    if (m.broken || m.max == -INFINITY) {
+        return;
+    }
+    const float *x = a.logits + (size_t)blockIdx.y * a.vocab + first;
+    const uint32_t n = b < n_blocks ? min(BLOCK, a.vocab - first) : 0;
+    const double plain = block_sum(x, n, lane, m.max, 1.0f, 0.0f);
+    const double warm = row.scale > 0.0f ? block_sum(x, n, lane, m.max, row.scale, row.min_p) : 0.0;
+    if (lane == 0 && b < n_blocks) {
+        sums[(blockIdx.y * 2) * MAX_BLOCKS + b] = plain;
+        sums[(blockIdx.y * 2 + 1) * MAX_BLOCKS + b] = warm;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    pick_kernel(struct dmk_sample_args a, const struct row_max *maxima, const double *row_sums)
 {
     __shared__ double sums[2][MAX_BLOCKS];
     __shared__ struct row_max best;
     __shared__ uint32_t chosen;
     __shared__ double rest;
+    __shared__ float weight[(BLOCK + 7) / 8 * 8];
     dmk_pdl_wait();
     dmk_pdl_next();
     const float *x = a.logits + (size_t)blockIdx.x * a.vocab;
     const struct dmk_sample_row row = a.rows[blockIdx.x];
-    const uint32_t n_blocks = (a.vocab + BLOCK - 1) / BLOCK, lane = threadIdx.x % 16;
-    if (threadIdx.x == 0) {
-        struct row_max m = {-INFINITY, DMK_NONE, 0};
-        for (uint32_t b = 0; b < n_blocks; b++) {
-            const struct row_max part = maxima[blockIdx.x * MAX_BLOCKS + b];
-            m.broken |= part.broken;
-            take_max(&m, part.max, part.id);
+    const uint32_t n_blocks = (a.vocab + BLOCK - 1) / BLOCK;
+    if (threadIdx.x < 32) {
+        const struct row_max m = join_maxima(maxima + blockIdx.x * MAX_BLOCKS, n_blocks);
+        if (threadIdx.x == 0) {
+            best = m;
         }
-        best = m;
+    }
+    for (uint32_t i = threadIdx.x; i < 2 * n_blocks; i += THREADS) {
+        sums[i / n_blocks][i % n_blocks] = row_sums[(blockIdx.x * 2 + i / n_blocks) * MAX_BLOCKS + i % n_blocks];
     }
     __syncthreads();
     const struct row_max m = best;
@@ -125,26 +167,30 @@ __global__ void __launch_bounds__(THREADS) pick_kernel(struct dmk_sample_args a,
         }
         return;
     }
-    /* Plain sums for log-probabilities, and, when a token is drawn, sums at its temperature. */
-    for (uint32_t b = threadIdx.x / 16; b < (n_blocks + 1) / 2 * 2; b += THREADS / 16) {
-        const uint32_t first = b * BLOCK, n = b < n_blocks ? min(BLOCK, a.vocab - first) : 0;
-        const double plain = block_sum(x + first, n, lane, m.max, 1.0f, 0.0f);
-        const double warm = row.scale > 0.0f ? block_sum(x + first, n, lane, m.max, row.scale, row.min_p) : 0.0;
-        if (lane == 0 && b < n_blocks) {
-            sums[0][b] = plain;
-            sums[1][b] = warm;
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        double plain = 0.0, warm = 0.0, before = 0.0, sum = 0.0;
-        uint32_t block = 0;
+    if (threadIdx.x == 32) {
+        double plain = 0.0;
         for (uint32_t b = 0; b < n_blocks; b++) {
             plain += sums[0][b];
+        }
+        out->status = 0;
+        out->max = m.max;
+        out->sum = plain;
+    }
+    if (row.scale == 0.0f) {
+        if (threadIdx.x == 0) {
+            out->id = m.id;
+            out->logit = m.max;
+        }
+        return;
+    }
+    if (threadIdx.x == 0) {
+        double warm = 0.0, before = 0.0, sum = 0.0;
+        uint32_t block = 0;
+        for (uint32_t b = 0; b < n_blocks; b++) {
             warm += sums[1][b];
         }
         const double target = __dmul_rn(row.unit, warm);
-        for (uint32_t b = 0; b < n_blocks && row.scale > 0.0f; b++) {
+        for (uint32_t b = 0; b < n_blocks; b++) {
             if (sums[1][b] > 0.0) {
                 block = b;
                 before = sum;
@@ -156,34 +202,30 @@ __global__ void __launch_bounds__(THREADS) pick_kernel(struct dmk_sample_args a,
         }
         chosen = block;
         rest = target - before;
-        out->status = 0;
-        out->max = m.max;
-        out->sum = plain;
-        if (row.scale == 0.0f) {
-            out->id = m.id;
-            out->logit = m.max;
-        }
     }
     __syncthreads();
-    if (row.scale == 0.0f) {
-        return;
-    }
-    /* The walk adds one weight after the other in fp64; the weights come from all threads. */
-    __shared__ float weight[BLOCK];
     const uint32_t first = chosen * BLOCK, n = min(BLOCK, a.vocab - first);
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        weight[i] = weigh(x[first + i], m.max, row.scale, row.min_p);
+    for (uint32_t i = threadIdx.x; i < (BLOCK + 7) / 8 * 8; i += THREADS) {
+        weight[i] = i < n ? weigh(x[first + i], m.max, row.scale, row.min_p) : 0.0f;
     }
     __syncthreads();
+    /* One weight after the other in fp64; adding +0 changes nothing, so eight can be taken at a time. */
     if (threadIdx.x == 0) {
         double sum = 0.0;
         uint32_t last = 0;
-        for (uint32_t i = 0; i < n; i++) {
-            if (weight[i] > 0.0f) {
-                sum += weight[i];
-                last = i;
-                if (sum > rest) {
-                    break;
+        bool found = false;
+        for (uint32_t i = 0; i < n && !found; i += 8) {
+            float w[8];
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                w[e] = weight[i + e];
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                if (!found && w[e] > 0.0f) {
+                    sum += w[e];
+                    last = i + e;
+                    found = sum > rest;
                 }
             }
         }
@@ -199,6 +241,9 @@ void dmk_cuda_sample(const struct dmk_sample_args *args, struct dmk_stream *stre
         struct row_max *maxima = (struct row_max *)s->workspace;
         dmk_cuda_launch(stream, max_kernel, dim3(dmk_ceil_div(args->vocab, BLOCK), args->n_rows), dim3(256), 0, *args,
                         maxima);
-        dmk_cuda_launch(stream, pick_kernel, dim3(args->n_rows), dim3(THREADS), 0, *args, maxima);
+        double *sums = (double *)(maxima + (size_t)args->n_rows * MAX_BLOCKS);
+        dmk_cuda_launch(stream, sum_kernel, dim3(dmk_ceil_div(args->vocab, 2 * BLOCK), args->n_rows), dim3(32), 0, *args,
+                        maxima, sums);
+        dmk_cuda_launch(stream, pick_kernel, dim3(args->n_rows), dim3(THREADS), 0, *args, maxima, sums);
     }
 }

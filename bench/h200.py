@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Completes rows of bench_device with the roofline and the best measured rival, and appends them to
+bench/results/h200.csv; draws decode speed against cost.
+
+    bench/h200.py RAW.csv [RAW.csv ...]
+
+Roofline: the larger of bytes over 4.1 TB/s (what a copy reaches) and operations over 790 TFLOP/s (what a large bf16
+product reaches), for each of dense products, experts, attention and head, added up. Experts are MXFP4 with uniform
+routing. Rivals are the rows of bench/results/rivals.csv, the fastest of each configuration.
+"""
+import csv
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent / "results"
+COLUMNS = ["date", "commit", "machine", "driver", "model", "format", "phase", "tp", "ep", "dp", "batch", "context",
+           "median_ms", "p10_ms", "p90_ms", "roofline_ms", "rival", "rival_ms"]
+MODELS = {"gpt-oss-120b": (36, 128), "gpt-oss-20b": (24, 32)}
+BYTES_S, FLOP_S, PRICE = 4.1e12, 790e12, 3.0
+DENSE, EXPERT, HEAD = 26.54e6, 24.88e6, 579.1e6  # parameters
+EXPERT_BYTES = EXPERT * 0.53125
+
+
+def roofline_ms(model, phase, batch, context):
+    layers, experts = MODELS[model]
+    tokens = batch if phase == "decode" else context
+    used = experts * (1 - (1 - 4 / experts) ** tokens)
+    dense = max(DENSE * 2 / BYTES_S, 2 * DENSE * tokens / FLOP_S)
+    moe = max(used * EXPERT_BYTES / BYTES_S, 2 * 4 * EXPERT * tokens / FLOP_S)
+    if phase == "decode":
+        full, window = batch * context * 2048 / BYTES_S, batch * min(context, 128) * 2048 / BYTES_S
+        head = max(HEAD * 2 / BYTES_S, 2 * HEAD * batch / FLOP_S)
+    else:
+        full = 4 * 4096 * context * context / 2 / FLOP_S
+        window = 4 * 4096 * context * min(context, 128) / FLOP_S
+        head = 0
+    return 1e3 * (layers * (dense + moe) + layers / 2 * (full + window) + head)
+
+
+def find_rival(rivals, row):
+    same = [r for r in rivals if r["machine"] == "H200" and all(r[k] == row[k] for k in ("model", "phase", "batch"))
+            and (r["context"] == row["context"] or (r["context"] == "130000" and row["context"] == "131072"))
+            and r["tp"] == row["tp"]]
+    return min(same, key=lambda r: float(r["median_ms"]), default=None)
+
+
+def draw(rows, path):
+    """Tokens a second for one user against dollars for a million tokens, decode at context 8192."""
+    lines = {}
+    for r in rows:
+        if r["phase"] == "decode" and r["context"] == "8192":
+            for name, ms in ((r["model"], r["median_ms"]), (r["model"] + " " + r["rival"], r["rival_ms"])):
+                if ms:
+                    ms = float(ms)
+                    cost = PRICE / 3600 * ms / 1e3 / int(r["batch"]) * 1e6
+                    lines.setdefault(name, {})[int(r["batch"])] = (1e3 / ms, cost)
+    if not lines:
+        return
+    width, height, pad = 760, 460, 60
+    points = [p for line in lines.values() for p in line.values()]
+    top_x, top_y = max(p[0] for p in points) * 1.05, max(p[1] for p in points) * 1.05
+    colours = ["#0b6", "#888", "#06c", "#c80", "#c06", "#640"]
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+           f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
+    for i in range(6):
+        x, y = pad + (width - 2 * pad) * i / 5, height - pad - (height - 2 * pad) * i / 5
+        out.append(f'<text x="{x:.0f}" y="{height - pad + 18}" text-anchor="middle">{top_x * i / 5:.0f}</text>'
+                   f'<text x="{pad - 6}" y="{y:.0f}" text-anchor="end">{top_y * i / 5:.2f}</text>'
+                   f'<line x1="{pad}" x2="{width - pad}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
+    out.append(f'<text x="{width / 2}" y="{height - 14}" text-anchor="middle">tokens a second for one user</text>'
+               f'<text x="{pad}" y="{pad - 24}">$ a million output tokens, one H200 at ${PRICE:.2f} an hour, '
+               f'context 8192; numbers are batch sizes</text>')
+    for i, (name, line) in enumerate(sorted(lines.items())):
+        c = colours[i % len(colours)]
+        xy = [(pad + (width - 2 * pad) * s / top_x, height - pad - (height - 2 * pad) * d / top_y, b)
+              for b, (s, d) in sorted(line.items())]
+        out.append(f'<polyline fill="none" stroke="{c}" stroke-width="2" points="'
+                   + " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in xy) + '"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{c}"/><text x="{x + 5:.1f}" y="{y - 5:.1f}" '
+                f'fill="{c}">{b}</text>' for x, y, b in xy]
+        out.append(f'<text x="{width - pad}" y="{pad + 16 * i}" text-anchor="end" fill="{c}">{name}</text>')
+    path.write_text("\n".join(out) + "\n</svg>\n")
+
+
+def main():
+    with open(HERE / "rivals.csv") as f:
+        rivals = list(csv.DictReader(f))
+    table = HERE / "h200.csv"
+    rows = list(csv.DictReader(open(table))) if table.exists() else []
+    for name in sys.argv[1:]:
+        with open(name) as f:
+            for values in csv.reader(f):
+                row = dict(zip(COLUMNS, values))
+                row["roofline_ms"] = f'{roofline_ms(row["model"], row["phase"], int(row["batch"]), int(row["context"])):.3f}'
+                rival = find_rival(rivals, row)
+                row["rival"] = f'{rival["engine"]} {rival["moe_backend"]}' if rival else ""
+                row["rival_ms"] = rival["median_ms"] if rival else ""
+                rows.append(row)
+    with open(table, "w") as f:
+        out = csv.DictWriter(f, COLUMNS, lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
+    newest = {}
+    for r in rows:
+        newest[tuple(r[k] for k in ("model", "format", "phase", "tp", "batch", "context"))] = r
+    draw(list(newest.values()), HERE / "h200-decode.svg")
+    print(f"{'model':13} {'phase':8} {'batch':>5} {'context':>7} {'ms':>9} {'roofline':>9} {'rival':>9}")
+    for r in newest.values():
+        print(f"{r['model']:13} {r['phase']:8} {r['batch']:>5} {r['context']:>7} {float(r['median_ms']):9.3f} "
+              f"{float(r['roofline_ms']):9.3f} {r['rival_ms']:>9}")
+
+
+if __name__ == "__main__":
+    main()
