@@ -367,6 +367,38 @@ static void begin(struct dmk_decode_core *core, struct request *q, bool local, u
     dmk_decode_emit(core, q, &event);
 }
 
+/* Finds or loads the request's constraint; *ret is NULL when it has none. False: the request was refused. */
+static bool take_constraint(struct dmk_decode_core *core, const struct dmk_decode_request *r,
+                            struct dmk_constraint **ret)
+{
+    struct dmk_error error;
+    int rc;
+
+    if (r->constraint.len == 0) {
+        return true;
+    }
+    rc = dmk_constraints_take(core->constraints, r->constraint, ret, &error);
+    if (rc == -DMK_EFULL) {
+        refuse(core, r, DMK_FAILURE_FULL, wait_hint(core), error.text);
+    } else if (rc < 0) {
+        refuse(core, r, rc == -DMK_EMISMATCH ? DMK_FAILURE_MISMATCH : DMK_FAILURE_INVALID, 0,
+               error.text);
+    }
+    return rc == 0;
+}
+
+/* Each choice walks it for itself and holds it until its slot is released. */
+static void give_constraint(struct dmk_decode_core *core, const struct request *q,
+                            struct dmk_constraint *constraint)
+{
+    for (uint32_t c = 0; constraint && c < q->n_choices; c++) {
+        if (c > 0) {
+            dmk_constraint_hold(constraint);
+        }
+        core->seqs[q->seqs[c]].constraint = constraint;
+    }
+}
+
 void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_request *r,
                          uint64_t now_ns)
 {
@@ -375,6 +407,7 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
     struct dmk_id128 root;
     struct placement p;
     struct request *q;
+    struct dmk_constraint *constraint = NULL;
     uint32_t tried = 0; /* groups without enough pages, a bit each */
     uint64_t n_pages;
 
@@ -406,16 +439,23 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
                "all sequences of this worker are in use");
         return;
     }
+    if (!take_constraint(core, r, &constraint)) {
+        return;
+    }
     fill_request(core, q, r, root, now_ns);
     while (take_all(core, q, r->n, r->prompt, &p) != 0) {
         tried |= 1u << p.group;
         if (!place(core, r, root, tried, &p)) {
+            if (constraint) {
+                dmk_constraint_drop(constraint);
+            }
             refuse(core, r, DMK_FAILURE_FULL, wait_hint(core), "no pages are free at this moment");
             return;
         }
         q->used = true;
         q->n_choices = q->n_live = 0;
     }
+    give_constraint(core, q, constraint);
     begin(core, q, p.local, now_ns);
 }
 

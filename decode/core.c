@@ -7,6 +7,8 @@
 #include "common/base/status.h"
 
 #define MAX_BLOCK_EVENTS 4096
+#define CONSTRAINT_MASKS 128
+#define CONSTRAINT_BYTES ((size_t)64 << 20)
 
 static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
 {
@@ -81,7 +83,15 @@ static int allocate(struct dmk_decode_core *core)
         dmk_kv_table_init(&core->seqs[i].table, core->pages_storage + (size_t)i * core->max_pages,
                           core->max_pages, DMK_WINDOW_RING);
     }
-    return dmk_sampler_new(c->engine.shape->vocab, &core->sampler);
+    const struct dmk_constraints_conf constraints = {
+        .vocab = c->engine.shape->vocab,
+        .n_walks = core->n_slots,
+        .n_masks = c->constraint_masks ? c->constraint_masks : CONSTRAINT_MASKS,
+        .max_bytes = c->max_constraint_bytes ? c->max_constraint_bytes : CONSTRAINT_BYTES,
+    };
+    const int r = dmk_constraints_new(&constraints, &core->constraints);
+
+    return r < 0 ? r : dmk_sampler_new(c->engine.shape->vocab, &core->sampler);
 }
 
 static int make_groups(struct dmk_decode_core *core)
@@ -240,6 +250,7 @@ void dmk_decode_core_free(struct dmk_decode_core **corep)
         dmk_kv_pool_free(&core->groups[g].pools.window);
     }
     dmk_sampler_free(&core->sampler);
+    dmk_constraints_free(&core->constraints);
     dmk_buf_fini(&core->ticket_blob);
     free(core->groups);
     free(core->seqs);
@@ -293,6 +304,17 @@ void dmk_decode_closed_word(struct dmk_decode_core *core, struct dmk_id128 cooki
     }
 }
 
+int dmk_decode_vocabulary(struct dmk_decode_core *core, struct dmk_bytes bytes,
+                          struct dmk_error *reterr)
+{
+    return dmk_constraints_vocabulary(core->constraints, bytes, reterr);
+}
+
+struct dmk_id128 dmk_decode_vocabulary_hash(const struct dmk_decode_core *core)
+{
+    return dmk_constraints_vocabulary_hash(core->constraints);
+}
+
 void dmk_decode_drain(struct dmk_decode_core *core)
 {
     core->draining = true;
@@ -342,6 +364,7 @@ struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core)
         .n_remote_prefills = core->n_remote,
         .n_query_tokens = core->n_query_tokens,
         .n_hit_tokens = core->n_hit_tokens,
+        .constraints = dmk_constraints_stats(core->constraints),
     };
 
     for (uint32_t i = 0; i < core->conf.max_sequences; i++) {

@@ -10,7 +10,8 @@
  * own, or decoding) > ended; PREEMPTED gives its pages up and comes back; DRAINING keeps a dead ticket's
  * pages until no write can land in them.
  *
- * Owner: the worker's loop. Nothing allocates after new. */
+ * Owner: the worker's loop. Nothing allocates after new but the vocabulary and the automata of constraints, at
+ * admission and within a bound. */
 #pragma once
 
 #include "common/kv/prefix.h"
@@ -18,6 +19,7 @@
 #include "common/worker/engine_port.h"
 #include "common/worker/request.h"
 #include "common/xfer/receiver.h"
+#include "decode/constrain.h"
 
 #define DMK_DECODE_MAX_STOP_IDS  64
 #define DMK_DECODE_MAX_CHOICES   16
@@ -39,6 +41,8 @@ struct dmk_decode_request {
     bool ignore_eos; /* the model's own end ids do not end the answer */
     uint32_t n;      /* choices */
     struct dmk_bytes salt;
+    struct dmk_bytes
+        constraint;     /* serialised automaton (common/grammar); empty: the answer is free */
     bool echo_logprobs; /* of the prompt; computed here, nothing is reused for it */
     bool force_local;
 };
@@ -105,6 +109,8 @@ struct dmk_decode_conf {
     uint32_t
         local_prefill_below; /* new tokens; DMK_DECODE_LOCAL_ALWAYS = colocated, no prefill worker */
     bool reuse;              /* prefix cache */
+    uint32_t constraint_masks;   /* kept masks; 0 = a default */
+    size_t max_constraint_bytes; /* of all automata; 0 = a default */
     /* Page transfer; ops NULL when there is none (then everything is computed here). */
     const struct dmk_xfer_ops *ops;
     struct dmk_xfer *xfer;
@@ -133,6 +139,11 @@ void dmk_decode_router_gone(struct dmk_decode_core *core, uint32_t router, uint6
 void dmk_decode_closed_word(struct dmk_decode_core *core, struct dmk_id128 cookie, uint64_t now_ns);
 /* No new requests from now on; running ones go on. */
 void dmk_decode_drain(struct dmk_decode_core *core);
+/* The bytes of the vocabulary, which constraints need; before the first of them. As
+ * dmk_constraints_vocabulary. */
+int dmk_decode_vocabulary(struct dmk_decode_core *core, struct dmk_bytes bytes,
+                          struct dmk_error *reterr);
+struct dmk_id128 dmk_decode_vocabulary_hash(const struct dmk_decode_core *core);
 /* From the transport's events. */
 bool dmk_decode_xfer_message(struct dmk_decode_core *core, struct dmk_xfer_ep *ep,
                              struct dmk_bytes message, uint64_t now_ns);
@@ -157,6 +168,7 @@ struct dmk_decode_load {
     uint64_t n_local_prefills, n_remote_prefills;
     uint64_t n_query_tokens, n_hit_tokens; /* prompt tokens looked up in the cache, found */
     struct dmk_receiver_stats receiver;
+    struct dmk_constraints_stats constraints;
 };
 struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core);
 

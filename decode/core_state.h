@@ -28,6 +28,9 @@ struct seq {
     uint32_t n_ids;
     uint32_t n_computed; /* positions whose KV is in the pages */
     struct dmk_kv_table table;
+    struct dmk_constraint
+        *constraint;        /* held until the slot is released; NULL: the answer is free */
+    uint32_t n_constrained; /* ids of the answer that its walk has seen */
     bool in_step;
     bool has_ticket;                   /* the receiver knows it */
     bool quiet;                        /* on_freed came before on_failed */
@@ -58,6 +61,9 @@ struct request {
 };
 
 #define NO_SEQ UINT32_MAX
+
+/* Status of a row whose answer is complete under its constraint: nothing may follow. */
+#define ROW_ENDED 1
 
 /* A data-parallel group: ranks that hold the same sequences. */
 struct group {
@@ -102,6 +108,7 @@ struct dmk_decode_core {
     struct dmk_ticket_rank ranks[DMK_PORT_MAX_RANKS];
     struct dmk_buf ticket_blob;
     struct dmk_sampler *sampler;
+    struct dmk_constraints *constraints;
     float *logits; /* [max_logit_rows][vocab] */
     struct dmk_decode_step step;
     uint32_t *by_age;             /* [n_slots] scratch of plan */

@@ -20,7 +20,8 @@ struct seq *dmk_decode_seq_new(struct dmk_decode_core *core, uint32_t request, u
         seq->group = group;
         seq->generation++;
         seq->order = core->next_order++;
-        seq->n_ids = seq->n_computed = 0;
+        seq->n_ids = seq->n_computed = seq->n_constrained = 0;
+        seq->constraint = NULL;
         seq->in_step = seq->has_ticket = seq->quiet = false;
         seq->n_preemptions = 0;
         seq->decode_start_ns = 0;
@@ -60,6 +61,10 @@ static void forget_ticket(struct dmk_decode_core *core, struct seq *seq)
 void dmk_decode_seq_release(struct dmk_decode_core *core, struct seq *seq)
 {
     dmk_kv_table_release(&seq->table, core->groups[seq->group].pools);
+    if (seq->constraint) {
+        dmk_constraint_drop(seq->constraint);
+        seq->constraint = NULL;
+    }
     seq->state = SEQ_FREE;
 }
 

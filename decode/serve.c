@@ -17,6 +17,8 @@ struct serve {
     struct {
         struct dmk_gauge *unclaimed, *claimed, *draining_tickets, *draining_pages, *refusing;
         struct dmk_counter *local, *remote, *refused, *expired, *failed;
+        struct dmk_counter *masks, *masks_computed, *masks_uncached, *mask_seconds;
+        struct dmk_gauge *mask_max_seconds, *automata, *automata_bytes;
     } metrics;
 };
 
@@ -115,6 +117,13 @@ static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *m
         log_request(&request, message->request_id);
         dmk_decode_generate(s->core, &request, now_of(s));
     }
+}
+
+static int on_vocabulary(void *ud, struct dmk_bytes bytes, struct dmk_error *reterr)
+{
+    struct serve *s = ud;
+
+    return dmk_decode_vocabulary(s->core, bytes, reterr);
 }
 
 static void on_cancel(void *ud, uint32_t router, struct dmk_request_id id)
@@ -224,6 +233,9 @@ static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
     hello->max_sequences = s->options->max_sequences;
     hello->max_context = dmk_decode_max_context(s->core);
     hello->local_prefill_threshold = s->local_prefill_below;
+    hello->grammar_version = DMK_GRAMMAR_VERSION;
+    hello->vocabulary_hi = dmk_decode_vocabulary_hash(s->core).hi;
+    hello->vocabulary_lo = dmk_decode_vocabulary_hash(s->core).lo;
 }
 
 static void tell_state(void *ud, struct dmk_buf *out)
@@ -271,6 +283,14 @@ static void collect(void *ud)
     raise_counter(s->metrics.refused, l.receiver.n_refused_claims);
     raise_counter(s->metrics.expired, l.receiver.n_expired);
     raise_counter(s->metrics.failed, l.receiver.n_failed);
+    raise_counter(s->metrics.masks, l.constraints.walker.n_masks);
+    raise_counter(s->metrics.masks_computed, l.constraints.walker.n_computed);
+    raise_counter(s->metrics.masks_uncached, l.constraints.walker.n_uncached);
+    dmk_counter_add(s->metrics.mask_seconds, (double)l.constraints.mask_ns / 1e9 -
+                                                 dmk_counter_value(s->metrics.mask_seconds));
+    dmk_gauge_set(s->metrics.mask_max_seconds, (double)l.constraints.max_mask_ns / 1e9);
+    dmk_gauge_set(s->metrics.automata, l.constraints.n_automata);
+    dmk_gauge_set(s->metrics.automata_bytes, (double)l.constraints.bytes);
 }
 
 static struct dmk_gauge *ticket_gauge(struct serve *s, const char *state)
@@ -280,6 +300,29 @@ static struct dmk_gauge *ticket_gauge(struct serve *s, const char *state)
     snprintf(labels, sizeof(labels), "%s,state=\"%s\"", dmk_worker_labels(s->worker), state);
     return dmk_gauge_new(dmk_worker_metrics(s->worker), "damask_tickets", labels,
                          "Tickets for page transfers by state.");
+}
+
+static void make_constraint_metrics(struct serve *s)
+{
+    struct dmk_metrics *m = dmk_worker_metrics(s->worker);
+    const char *labels = dmk_worker_labels(s->worker);
+
+    s->metrics.masks = dmk_counter_new(m, "damask_constraint_masks_total", labels,
+                                       "Tokens that were sampled under a constraint.");
+    s->metrics.masks_computed =
+        dmk_counter_new(m, "damask_constraint_masks_computed_total", labels,
+                        "Masks of wide states that were computed because none was kept.");
+    s->metrics.masks_uncached =
+        dmk_counter_new(m, "damask_constraint_masks_uncached_total", labels,
+                        "Masks of wide states that were computed and could not be kept.");
+    s->metrics.mask_seconds =
+        dmk_counter_new(m, "damask_constraint_mask_seconds_total", labels, "Time spent on masks.");
+    s->metrics.mask_max_seconds = dmk_gauge_new(m, "damask_constraint_mask_max_seconds", labels,
+                                                "The longest time that a mask took so far.");
+    s->metrics.automata =
+        dmk_gauge_new(m, "damask_constraints", labels, "Automata that are loaded.");
+    s->metrics.automata_bytes =
+        dmk_gauge_new(m, "damask_constraint_bytes", labels, "Their memory.");
 }
 
 static void make_metrics(struct serve *s)
@@ -306,6 +349,7 @@ static void make_metrics(struct serve *s)
                                          "Tickets that nobody claimed in time.");
     s->metrics.failed =
         dmk_counter_new(m, "damask_failed_transfers_total", labels, "Claimed tickets that failed.");
+    make_constraint_metrics(s);
 }
 
 /* ---------------------------------------------------------------- life */
@@ -399,6 +443,7 @@ int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_pr
         .close = close_core,
         .on_generate = on_generate,
         .on_cancel = on_cancel,
+        .on_vocabulary = on_vocabulary,
         .on_closed_word = on_closed_word,
         .on_router_gone = on_router_gone,
         .xfer_message = xfer_message,

@@ -203,12 +203,37 @@ static const struct dmk_sample_params *params_of(const struct dmk_decode_core *c
     return &core->requests[core->seqs[row->seq].request].sampling;
 }
 
+/* The mask of a sequence's constraint; NULL when its answer is free. As dmk_constraint_mask. */
+static int mask_row(struct dmk_decode_core *core, const struct row *row, const uint64_t **ret_mask)
+{
+    struct seq *seq = &core->seqs[row->seq];
+    const struct request *q = &core->requests[seq->request];
+
+    *ret_mask = NULL;
+    if (!seq->constraint) {
+        return 0;
+    }
+    return dmk_constraint_mask(core->constraints, seq->constraint, seq->index,
+                               seq->ids + q->n_prompt, seq->n_ids - q->n_prompt,
+                               &seq->n_constrained, q->stop_ids, q->n_stop_ids, ret_mask);
+}
+
 static int sample_row(struct dmk_decode_core *core, const struct row *row, const float *logits,
                       struct dmk_sample_result *ret)
 {
-    const struct dmk_sample_context context = context_of(core, row);
+    struct dmk_sample_context context = context_of(core, row);
+    int r = mask_row(core, row, &context.allowed);
 
-    return dmk_sample(core->sampler, params_of(core, row), &context, logits, ret);
+    if (r != 0) {
+        return r;
+    }
+    r = dmk_sample(core->sampler, params_of(core, row), &context, logits, ret);
+    if (r == -DMK_ENOENT && context.n_banned > 0 && context.allowed) {
+        /* The constraint ends the answer before min_tokens: it goes first. */
+        context.n_banned = 0;
+        r = dmk_sample(core->sampler, params_of(core, row), &context, logits, ret);
+    }
+    return r;
 }
 
 /* Rows that the engine itself can pick a token for, so that their logits need not travel. */
@@ -220,8 +245,9 @@ static void plan_draws(struct dmk_decode_step *step)
         const struct row *row = &step->rows[i];
         const struct dmk_sample_context context = context_of(core, row);
         struct dmk_sample_draw draw = {0};
-        const bool plain = !row->score && dmk_sample_plain(params_of(core, row), &context,
-                                                           core->conf.engine.shape->vocab, &draw);
+        const bool plain =
+            !row->score && !core->seqs[row->seq].constraint &&
+            dmk_sample_plain(params_of(core, row), &context, core->conf.engine.shape->vocab, &draw);
 
         step->draws[i] = (struct dmk_step_pick){plain, draw.scale, draw.min_p, draw.unit};
     }
@@ -230,22 +256,27 @@ static void plan_draws(struct dmk_decode_step *step)
 }
 
 /* An engine that picks tokens itself knows no probabilities. */
-static void pick_row(const struct dmk_decode_core *core, uint32_t index, const struct row *row,
-                     struct dmk_sample_result *ret)
+static int pick_row(struct dmk_decode_core *core, uint32_t index, const struct row *row,
+                    struct dmk_sample_result *ret)
 {
     const struct seq *seq = &core->seqs[row->seq];
     const struct request *q = &core->requests[seq->request];
-    const struct dmk_engine_pick pick = {
+    struct dmk_engine_pick pick = {
         .row = index,
         .ids = seq->ids,
         .n_prompt = q->n_prompt,
         .n_ids = seq->n_ids,
         .may_end = seq->n_ids - q->n_prompt >= q->min_tokens,
     };
+    const int r = row->score ? 0 : mask_row(core, row, &pick.allowed);
 
+    if (r != 0) {
+        return r;
+    }
     *ret = (struct dmk_sample_result){
         .id = row->score ? seq->ids[row->pos + 1]
                          : core->conf.engine.pick(core->conf.engine.engine, &pick)};
+    return 0;
 }
 
 void dmk_decode_run(struct dmk_decode_step *step)
@@ -262,8 +293,7 @@ void dmk_decode_run(struct dmk_decode_step *step)
         const float *logits = core->logits ? core->logits + i * vocab : NULL;
 
         if (core->conf.engine.pick) {
-            row->status = 0;
-            pick_row(core, i, row, &step->results[i]);
+            row->status = pick_row(core, i, row, &step->results[i]);
         } else if (step->draws && step->draws[i].pick) {
             const struct dmk_step_picked *p = &step->drawn[i];
 
@@ -381,8 +411,11 @@ static const char *find_bad_row(const struct row *rows, uint32_t n)
         if (rows[i].status == -DMK_EFORMAT) {
             return "the model's logits are not finite";
         }
+        if (rows[i].status == -DMK_EMISMATCH) {
+            return "the answer does not fit its constraint any more";
+        }
         if (rows[i].status < 0) {
-            return "bans and biases leave no token to pick";
+            return "bans, biases and the constraint leave no token to pick";
         }
     }
     return NULL;
@@ -419,6 +452,10 @@ void dmk_decode_done(struct dmk_decode_core *core, struct dmk_decode_step *step,
         } else if (seq->state == SEQ_RUNNING && bad) {
             dmk_decode_request_fail(core, &core->requests[seq->request], DMK_FAILURE_INTERNAL, 0,
                                     bad);
+        } else if (seq->state == SEQ_RUNNING && step->status == 0 && n_rows == 1 &&
+                   step->rows[row - 1].status == ROW_ENDED) {
+            seq->n_computed += part->n_tokens;
+            finish_choice(core, seq, true);
         } else if (seq->state == SEQ_RUNNING && step->status == 0) {
             take_results(core, seq, part, results);
         } else if (seq->state == SEQ_RUNNING) {

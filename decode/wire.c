@@ -56,6 +56,7 @@ const char *dmk_decode_wire_request(const Damask__V1__Generate *m, uint32_t rout
     ret->ignore_eos = m->ignore_eos;
     ret->n = m->n > 0 ? m->n : 1;
     ret->salt = (struct dmk_bytes){m->cache_salt.data, m->cache_salt.len};
+    ret->constraint = (struct dmk_bytes){m->constraint.data, m->constraint.len};
     ret->echo_logprobs = m->echo_logprobs;
     ret->force_local = m->force_local;
     return NULL;

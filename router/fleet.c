@@ -143,6 +143,24 @@ static const char *check_hello(const struct dmk_worker *w, const Damask__V1__Wor
     return NULL;
 }
 
+/* What constraints are made of. A worker keeps it over the streams of all routers. */
+static void send_vocabulary(struct dmk_worker *w, const Damask__V1__WorkerHello *h)
+{
+    const struct dmk_bytes bytes = w->fleet->conf.vocabulary;
+    const struct dmk_id128 hash = dmk_hash128((struct dmk_id128){0}, bytes.data, bytes.len);
+    Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
+    Damask__V1__Vocabulary vocabulary = DAMASK__V1__VOCABULARY__INIT;
+
+    if (w->role != DMK_WORKER_DECODE || w->grammar_version == 0 || bytes.len == 0 ||
+        (h->vocabulary_hi == hash.hi && h->vocabulary_lo == hash.lo)) {
+        return;
+    }
+    vocabulary.data = (ProtobufCBinaryData){bytes.len, (uint8_t *)(uintptr_t)bytes.data};
+    m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_VOCABULARY;
+    m.vocabulary = &vocabulary;
+    (void)dmk_worker_send(w, &m);
+}
+
 static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask__V1__WorkerHello *h)
 {
     struct dmk_fleet *fleet = w->fleet;
@@ -172,6 +190,7 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
     w->page_tokens = h->page_tokens;
     w->max_context = h->max_context;
     w->local_prefill_threshold = h->local_prefill_threshold;
+    w->grammar_version = h->grammar_version;
     (void)snprintf(w->id, sizeof(w->id), "%.63s", h->worker_id[0] ? h->worker_id : w->address);
     (void)snprintf(w->model_name, sizeof(w->model_name), "%s", h->model_name);
     (void)snprintf(w->numerics, sizeof(w->numerics), "%s", h->numerics);
@@ -181,6 +200,7 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
         w->id, role_names[w->role], w->address, w->model_name, w->numerics, h->tp, h->dp,
         h->max_context, h->n_full_pages, (unsigned long long)incarnation,
         w->draining ? ", draining" : "");
+    send_vocabulary(w, h);
     dmk_fleet__count(fleet);
     fleet->conf.events.on_change(fleet->conf.events.ud);
 }

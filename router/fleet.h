@@ -36,6 +36,7 @@ struct dmk_worker {
     char numerics[64];
     struct dmk_id128 model_id;
     uint32_t page_tokens, max_context, local_prefill_threshold;
+    uint32_t grammar_version; /* of constraints that it can walk; 0 = none */
     bool has_load;
     struct {
         uint32_t n_running, n_waiting;
@@ -84,6 +85,8 @@ struct dmk_fleet_conf {
     size_t index_blocks;
     uint64_t resolve_ms;
     uint64_t hello_timeout_ms;
+    /* The bytes of all tokens, for decode workers that have not got them; they stay. Empty: none are sent. */
+    struct dmk_bytes vocabulary;
     const struct dmk_rpc_tls
         *tls; /* for all workers, or NULL; copied, its texts are not. Without a name in
                                     * it a worker must have that of its entry in the lists */

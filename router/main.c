@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/grammar/trie.h"
 #include "common/http/http.h"
 #include "router/openapi.h"
 #include "router/router.h"
@@ -175,6 +176,7 @@ static int start_fleet(struct program *p, struct dmk_error *reterr)
         .resolve_ms = p->conf.resolve_ms,
         .tls = p->conf.worker_tls_ca[0] ? &tls : NULL,
         .hello_timeout_ms = p->conf.hello_timeout_ms,
+        .vocabulary = dmk_buf_bytes(&p->router.vocabulary),
         .stats = &p->stats,
         .events = dmk_requests_fleet_events(p->router.requests),
     };
@@ -184,6 +186,21 @@ static int start_fleet(struct program *p, struct dmk_error *reterr)
         dmk_requests_set_fleet(p->router.requests, p->router.fleet);
     }
     return rc;
+}
+
+/* Ordinary tokens have bytes; control tokens are ids and nothing else. */
+static struct dmk_bytes token_bytes(void *ud, uint32_t id)
+{
+    return dmk_token_is_special(id) ? (struct dmk_bytes){0} : dmk_token_bytes(ud, id);
+}
+
+static int write_vocabulary(struct program *p, struct dmk_error *reterr)
+{
+    dmk_buf_init(&p->router.vocabulary, DMK_TRIE_MAX_BYTES);
+    if (dmk_trie_write(DMK_VOCAB_SIZE, token_bytes, p->router.vocab, &p->router.vocabulary) < 0) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the vocabulary's bytes");
+    }
+    return 0;
 }
 
 static int start(struct program *p, struct dmk_error *reterr)
@@ -211,7 +228,12 @@ static int start(struct program *p, struct dmk_error *reterr)
         return rc;
     }
     requests.loop = p->router.loop;
+    if ((rc = write_vocabulary(p, reterr)) < 0) {
+        return rc;
+    }
     requests.vocab = p->router.vocab;
+    requests.vocabulary =
+        dmk_hash128((struct dmk_id128){0}, p->router.vocabulary.data, p->router.vocabulary.len);
     if ((rc = dmk_requests_new(&requests, &p->router.requests, reterr)) < 0 ||
         (rc = dmk_rpc_new(p->router.loop, &p->rpc, reterr)) < 0 ||
         (rc = start_fleet(p, reterr)) < 0 || (rc = start_http(p, reterr)) < 0 ||
@@ -267,6 +289,7 @@ static void stop(struct program *p)
         dmk_vocab_close(&p->router.vocab);
     }
     dmk_buf_fini(&p->router.openapi);
+    dmk_buf_fini(&p->router.vocabulary);
     dmk_stats_fini(&p->stats);
     dmk_keys_free(&p->router.api_keys);
     dmk_keys_free(&p->router.admin_keys);

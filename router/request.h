@@ -59,6 +59,7 @@ struct dmk_requests_conf {
     struct dmk_loop *loop;
     const struct dmk_router_conf *conf;
     const struct dmk_vocab *vocab;
+    struct dmk_id128 vocabulary; /* hash of the bytes that decode workers get (common/grammar) */
     struct dmk_stats *stats;
 };
 

@@ -1,5 +1,6 @@
 /* Which worker a request goes to: a snapshot of the fleet for route.c. On the loop. */
 #include "common/base/blocks.h"
+#include "common/grammar/automaton.h"
 #include "router/request_internal.h"
 #include "router/route.h"
 
@@ -63,6 +64,10 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
 
         view[i] = (struct dmk_route_worker){0};
         if (!w || w->role != role || !w->up || w->draining || w->full_until_ns > now) {
+            continue;
+        }
+        if (role == DMK_WORKER_DECODE && r->ask.constraint.len > 0 &&
+            w->grammar_version != DMK_GRAMMAR_VERSION) {
             continue;
         }
         if (fits && !all->conf.conf->mixed_numerics && strcmp(fits->numerics, w->numerics) != 0) {

@@ -2,6 +2,7 @@
  *
  * The loop does not look at the request's ask before this has come back. */
 #include <stdio.h>
+#include "common/grammar/automaton.h"
 #include "router/constraint.h"
 #include "router/request_internal.h"
 
@@ -52,6 +53,9 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
 
         dmk_encode(vocab, scratch, dmk_buf_str(&more->text), &more->ids);
         ask->prompt.failed = ask->prompt.failed || more->ids.failed;
+    }
+    if (ask->constraint.len > 0) {
+        dmk_grammar_stamp(&ask->constraint, r->all->conf.vocabulary);
     }
     if (ask->prompt.failed) {
         return dmk_api_bad_code(&r->render_error, "context_length_exceeded",

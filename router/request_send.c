@@ -74,6 +74,7 @@ int dmk_request__send_generate(struct dmk_request *r)
     g.request_id = r->request_id;
     g.echo_logprobs = ask->echo && ask->logprobs;
     g.force_local = r->forced_local;
+    g.constraint = (ProtobufCBinaryData){ask->constraint.len, (uint8_t *)ask->constraint.data};
     m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_GENERATE;
     m.generate = &g;
     return dmk_worker_send(r->d, &m);

@@ -8,6 +8,7 @@ struct dmk_router {
     struct dmk_loop *loop;
     const struct dmk_router_conf *conf;
     struct dmk_vocab *vocab;
+    struct dmk_buf vocabulary; /* its tokens' bytes, for decode workers */
     struct dmk_stats *stats;
     struct dmk_requests *requests;
     struct dmk_fleet *fleet;

@@ -72,6 +72,7 @@ int dmk_structured_format(const json_t *v, const char *param, struct dmk_conv *c
     if (!v || is_word(type, "text")) {
         return 0;
     }
+    dmk_conv_edit(conv)->output_param = dmk_conv_copy(conv, dmk_str_from(param));
     if (is_word(type, "json_object")) {
         dmk_conv_edit(conv)->output = DMK_OUTPUT_JSON_OBJECT;
         return 0;

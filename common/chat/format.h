@@ -10,6 +10,7 @@
 #include "common/base/error.h"
 #include "common/chat/conv.h"
 #include "common/chat/event.h"
+#include "common/schema/build.h"
 #include "common/text/tokenizer.h"
 
 struct dmk_format_options {
@@ -42,6 +43,20 @@ enum dmk_repair { DMK_REPAIR_MAP(DMK_REPAIR_ENUM) DMK_N_REPAIRS };
 
 const char *dmk_repair_name(enum dmk_repair repair);
 
+/* What a constrained turn may hold; rules are those of the build that it is written to. */
+#define DMK_TURN_TEXT UINT32_MAX /* instead of a rule: any text */
+
+struct dmk_turn {
+    const struct dmk_turn_call {
+        struct dmk_str name;
+        uint32_t rule; /* of the arguments */
+    } * calls;         /* functions that may be called */
+    size_t n_calls;
+    bool may_answer;  /* it may end with a final message; else only with a call */
+    uint32_t answer;  /* rule of the final message, or DMK_TURN_TEXT */
+    bool single_call; /* the first call ends the turn */
+};
+
 struct dmk_parser; /* opaque, owned by the format */
 
 struct dmk_parser_conf {
@@ -71,6 +86,9 @@ struct dmk_format {
     int (*render)(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
                   const struct dmk_conv_view *conv, const struct dmk_format_options *options,
                   struct dmk_ids *ids, struct dmk_error *reterr);
+    /* Builds rule root of the build: everything behind the prompt, up to the id that ends it. Reasoning is
+     * free. NULL for a format without turns. */
+    void (*turn)(struct dmk_build *build, uint32_t root, const struct dmk_turn *turn);
     /* Ids that end generation. */
     const uint32_t *stop_ids;
     size_t n_stop_ids;

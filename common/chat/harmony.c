@@ -18,6 +18,7 @@
 #include "common/chat/arena.h"
 #include "common/chat/formats.h"
 #include "common/chat/harmony_parse.h"
+#include "common/chat/harmony_turn.h"
 
 #define IDENTITY         "You are ChatGPT, a large language model trained by OpenAI."
 #define KNOWLEDGE_CUTOFF "2024-06"
@@ -294,6 +295,7 @@ static const uint32_t stop_ids[] = {DMK_TOKEN_RETURN, DMK_TOKEN_CALL, DMK_TOKEN_
 const struct dmk_format dmk_format_harmony = {
     .name = "harmony",
     .render = render,
+    .turn = dmk_harmony_turn,
     .stop_ids = stop_ids,
     .n_stop_ids = sizeof(stop_ids) / sizeof(stop_ids[0]),
     .parser_new = dmk_harmony_parser_new,

@@ -88,6 +88,9 @@ static int check_generate_sizes(const Damask__V1__Generate *g, struct dmk_error 
         ret = dmk_msg__count(g->cache_salt.len, DMK_MSG_MAX_SALT, "cache salt", reterr);
     }
     if (ret == 0) {
+        ret = dmk_msg__count(g->constraint.len, DMK_MSG_MAX_CONSTRAINT, "constraint bytes", reterr);
+    }
+    if (ret == 0) {
         ret = dmk_msg__text(g->traceparent, DMK_MSG_MAX_ID_TEXT, "traceparent", reterr);
     }
     if (ret == 0) {
@@ -126,6 +129,9 @@ static int check_router_message(const Damask__V1__RouterMessage *m, struct dmk_e
         return check_prefill_sizes(m->prefill, reterr);
     case DAMASK__V1__ROUTER_MESSAGE__BODY_CANCEL:
         return dmk_msg__id(m->cancel->id, "cancel", reterr);
+    case DAMASK__V1__ROUTER_MESSAGE__BODY_VOCABULARY:
+        return dmk_msg__count(m->vocabulary->data.len, DMK_MSG_MAX_VOCABULARY, "vocabulary bytes",
+                              reterr);
     case DAMASK__V1__ROUTER_MESSAGE__BODY_QUIET_ASK:
     case DAMASK__V1__ROUTER_MESSAGE__BODY_CLOSED:
     case DAMASK__V1__ROUTER_MESSAGE__BODY_PEER_REPORT:

@@ -21,6 +21,8 @@
 #define DMK_MSG_MAX_SALT         256
 #define DMK_MSG_MAX_TICKET       32768
 #define DMK_MSG_MAX_STOP_IDS     64
+#define DMK_MSG_MAX_CONSTRAINT   (1u << 20)
+#define DMK_MSG_MAX_VOCABULARY   (8u << 20)
 #define DMK_MSG_MAX_BIAS         1024
 #define DMK_MSG_MAX_TOP_LOGPROBS 20
 #define DMK_MSG_MAX_CHOICES      128

@@ -13,6 +13,8 @@ struct dmk_engine_pick {
     const uint32_t *ids; /* prompt and answer so far */
     uint32_t n_prompt, n_ids;
     bool may_end; /* an end id may be picked */
+    /* NULL, or what may be picked: bit id % 64 of word id / 64. It goes before may_end. */
+    const uint64_t *allowed;
 };
 
 struct dmk_engine_port {

@@ -206,6 +206,19 @@ static void take_prefill(struct dmk_worker__router *r, const Damask__V1__Prefill
     }
 }
 
+/* A router with another vocabulary would be misunderstood in every token: its stream ends. */
+static void take_vocabulary(struct dmk_worker__router *r, const Damask__V1__Vocabulary *v)
+{
+    const struct dmk_worker_role *role = r->worker->role;
+    struct dmk_error err;
+
+    if (role->on_vocabulary &&
+        role->on_vocabulary(role->ud, (struct dmk_bytes){v->data.data, v->data.len}, &err) < 0) {
+        dmk_log_warn("router=%s its vocabulary is refused: %s", r->id, err.text);
+        dmk_rpc_finish(r->stream, DMK_RPC_FAILED_PRECONDITION, err.text);
+    }
+}
+
 static void take_message(struct dmk_worker__router *r, const Damask__V1__RouterMessage *m)
 {
     const struct dmk_worker_role *role = r->worker->role;
@@ -219,6 +232,9 @@ static void take_message(struct dmk_worker__router *r, const Damask__V1__RouterM
         break;
     case DAMASK__V1__ROUTER_MESSAGE__BODY_CANCEL:
         role->on_cancel(role->ud, index_of(r), id_of(m->cancel->id));
+        break;
+    case DAMASK__V1__ROUTER_MESSAGE__BODY_VOCABULARY:
+        take_vocabulary(r, m->vocabulary);
         break;
     case DAMASK__V1__ROUTER_MESSAGE__BODY_QUIET_ASK:
         if (role->on_quiet_ask) {

@@ -67,6 +67,8 @@ struct dmk_worker_role {
     void (*on_generate)(void *ud, uint32_t router, const Damask__V1__Generate *generate);
     void (*on_prefill)(void *ud, uint32_t router, const Damask__V1__Prefill *prefill);
     void (*on_cancel)(void *ud, uint32_t router, struct dmk_request_id id);
+    /* decode; else NULL. A failure ends the router's stream with the sentence. */
+    int (*on_vocabulary)(void *ud, struct dmk_bytes bytes, struct dmk_error *reterr);
     void (*on_quiet_ask)(void *ud, const Damask__V1__QuietAsk *ask);      /* prefill; else NULL */
     void (*on_closed_word)(void *ud, const Damask__V1__ClosedWord *word); /* decode; else NULL */
     void (*on_peer_report)(void *ud, uint64_t peer_incarnation);          /* may be NULL */

@@ -263,9 +263,21 @@ static int run_step(void *engine, const struct dmk_step *step)
     return 0;
 }
 
-static uint32_t pick(void *engine, const struct dmk_engine_pick *p)
+/* The next id that is allowed, around the end of the vocabulary. */
+static uint32_t next_allowed(const struct dmk_mock_engine *e, const uint64_t *allowed, uint32_t id)
 {
-    const struct dmk_mock_engine *e = engine;
+    for (uint32_t i = 0; i < e->shape.vocab; i++) {
+        const uint32_t at = (id + i) % e->shape.vocab;
+
+        if (allowed[at / 64] >> (at % 64) & 1) {
+            return at;
+        }
+    }
+    return id;
+}
+
+static uint32_t pick_freely(const struct dmk_mock_engine *e, const struct dmk_engine_pick *p)
+{
     const uint64_t h = e->rows[p->row % MAX_ROWS];
     const uint32_t last = p->ids[p->n_ids - 1];
     const uint32_t before = p->n_ids > 1 ? p->ids[p->n_ids - 2] : 0;
@@ -287,6 +299,14 @@ static uint32_t pick(void *engine, const struct dmk_engine_pick *p)
         return ID_RETURN;
     }
     return words[h % N_WORDS];
+}
+
+static uint32_t pick(void *engine, const struct dmk_engine_pick *p)
+{
+    const struct dmk_mock_engine *e = engine;
+    const uint32_t id = pick_freely(e, p);
+
+    return p->allowed ? next_allowed(e, p->allowed, id) : id;
 }
 
 struct dmk_engine_port dmk_mock_engine_port(struct dmk_mock_engine *e)
