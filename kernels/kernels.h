@@ -23,7 +23,8 @@
 #define DMK_KERNEL_HEAD_DIM 64
 #define DMK_KERNEL_PAGE     64 /* tokens of a KV page; attention sums keys in blocks of this size */
 #define DMK_MAX_TOPK        8  /* experts per token */
-#define DMK_ATTN_TILE       16 /* query tokens of one attention tile */
+#define DMK_ATTN_TILE       16 /* query tokens of one attention tile, on the host */
+#define DMK_ATTN_TILE_WIDE  24 /* ... on a device */
 #define DMK_ATTN_SPLIT      512 /* keys of one piece of a decode row on a device, see dmk_attn_split */
 #define DMK_NONE            UINT32_MAX
 
@@ -97,7 +98,7 @@ struct dmk_attn_seq {
     uint32_t n_ring;
 };
 
-/* A piece of the work: n_tokens <= DMK_ATTN_TILE rows of one sequence. */
+/* A piece of the work: n_tokens <= DMK_ATTN_TILE (_WIDE) rows of one sequence, the last ones maybe fewer. */
 struct dmk_attn_tile {
     uint32_t seq;
     uint32_t first, n_tokens; /* relative to the sequence's first row */
@@ -118,7 +119,8 @@ struct dmk_attn_split {
  *     acc_d = acc_d * c, then fused += p_j * v_j[d] over visible j ascending
  *   out_d = bf16(acc_d / l)
  * Keys come from the pages; those at or after seq.pos come from k and v instead where fresh is set
- * (sliding layers, whose ring can not hold a whole chunk). */
+ * (sliding layers, whose ring can not hold a whole chunk). What a page holds behind the sequence may be anything;
+ * what it holds before the window, in the block where that begins, are keys of the sequence. */
 struct dmk_attn_args {
     const uint16_t *q;     /* [n_rows][n_kv_heads][G][64] bf16, after RoPE */
     const uint16_t *k, *v; /* [n_rows][n_kv_heads][64] bf16, the step's own; read when fresh */
@@ -129,6 +131,7 @@ struct dmk_attn_args {
     const uint16_t *sinks;             /* [n_kv_heads][G] bf16 */
     uint16_t *out;                     /* [n_rows][n_kv_heads][G][64] bf16 */
     uint32_t n_seqs, n_tiles, n_kv_heads, group, n_pages, page_bytes;
+    uint32_t n_rows; /* of q, k and v; read by devices */
     uint32_t window; /* 0: full attention */
     bool fresh;
     /* For devices; hosts have packed rows and walk the tiles. */

@@ -70,12 +70,13 @@ static void plan_rows(struct dmk_step_plan *p, const struct dmk_step_seq *seq, u
 
 static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_tokens)
 {
-    for (uint32_t first = 0; first < n_tokens; first += DMK_ATTN_TILE) {
+    const uint32_t tile = p->splits ? DMK_ATTN_TILE_WIDE : DMK_ATTN_TILE;
+    for (uint32_t first = 0; first < n_tokens; first += tile) {
         uint32_t left = n_tokens - first;
         p->tiles[p->n_tiles++] = (struct dmk_attn_tile){
             .seq = seq_index,
             .first = first,
-            .n_tokens = left < DMK_ATTN_TILE ? left : DMK_ATTN_TILE,
+            .n_tokens = left < tile ? left : tile,
         };
     }
 }

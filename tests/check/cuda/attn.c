@@ -4,8 +4,9 @@
 #include <string.h>
 #include "tests/check/cuda/device.h"
 
-#define ATTN_L2    6e-3 /* probabilities enter the product as bf16, the result is bf16 */
-#define ATTN_WORST 0.06
+#define ATTN_L2 6e-3 /* probabilities enter the product as bf16, the result is bf16 */
+#define ATTN_WORST                                                                                 \
+    0.1 /* a last bit of rows that see few keys, which are large beside the mean of all */
 #define PAGE_BYTES 16384
 #define MAX_SEQS   6
 
@@ -47,10 +48,10 @@ static void make_tiles(struct arrays *a, const struct attn_case *c, bool all)
             splits[a->n_splits_host++] = (struct dmk_attn_split){i, s};
         }
         for (uint32_t first = 0; (all || p->n_tokens > 1) && first < p->n_tokens;
-             first += DMK_ATTN_TILE) {
+             first += DMK_ATTN_TILE_WIDE) {
             uint32_t left = p->n_tokens - first;
-            tiles[a->n_tiles++] =
-                (struct dmk_attn_tile){i, first, left < DMK_ATTN_TILE ? left : DMK_ATTN_TILE};
+            tiles[a->n_tiles++] = (struct dmk_attn_tile){
+                i, first, left < DMK_ATTN_TILE_WIDE ? left : DMK_ATTN_TILE_WIDE};
         }
     }
     *(uint32_t *)a->n_splits.host = a->n_splits_host;
@@ -90,7 +91,7 @@ static struct arrays make_arrays(struct device *d, const struct attn_case *c)
         for (uint32_t b = 0; b < blocks; b++) {
             ids[n_ids++] = taken + blocks - 1 - b;
         }
-        const uint32_t first = c->window && p->pos > 127 ? p->pos - 127 : 0;
+        const uint32_t first = c->window && p->pos > 127 ? (p->pos - 127) / 64 * 64 : 0;
         const uint32_t end = c->fresh ? p->pos : p->pos + p->n_tokens;
         for (uint32_t h = 0; h < c->n_kv_heads; h++) {
             for (uint32_t j = first; j < end; j++) {
@@ -127,6 +128,7 @@ static struct dmk_attn_args device_args(const struct arrays *a, const struct att
                                   .group = c->group,
                                   .n_pages = a->n_pages,
                                   .page_bytes = PAGE_BYTES,
+                                  .n_rows = a->n_rows,
                                   .window = c->window ? 128 : 0,
                                   .fresh = c->fresh,
                                   .q_stride = a->width,
@@ -158,6 +160,21 @@ static void run_plain(struct device *d, struct arrays *a, const struct attn_case
     d->ref.attn(&args, NULL);
 }
 
+/* The same memory once more with other sequences (those of a.seqs.host) into another output. */
+static void run_again(struct device *d, struct arrays *a, const struct attn_case *c,
+                      struct twin out)
+{
+    make_tiles(a, c, false);
+    twin_send(d, a->seqs);
+    twin_send(d, a->tiles);
+    twin_send(d, a->splits);
+    twin_send(d, a->n_splits);
+    struct dmk_attn_args args = device_args(a, c);
+    args.out = out.dev;
+    d->cuda.attn(&args, d->stream);
+    d->be->ops->sync(d->be, d->stream);
+}
+
 static void run_case(struct device *d, const struct attn_case *c)
 {
     char what[128];
@@ -177,27 +194,33 @@ static void run_case(struct device *d, const struct attn_case *c)
     struct dmk_attn_args args = device_args(&a, c);
     d->cuda.attn(&args, d->stream);
     expect_bf16(d, a.out, ATTN_L2, ATTN_WORST, what);
-    /* Each sequence by itself. */
+    const size_t row = (size_t)c->n_kv_heads * c->group * 128;
+    struct dmk_attn_seq *seqs = a.seqs.host;
     struct twin alone = twin_new(d, a.out.bytes);
+    /* Each sequence by itself: the others are padding. */
     for (uint32_t i = 0; i < c->n_seqs && c->n_seqs > 1; i++) {
         struct attn_case one = *c;
         for (uint32_t j = 0; j < c->n_seqs; j++) {
-            one.parts[j].n_tokens = j == i ? c->parts[j].n_tokens : 0;
+            seqs[j].n_tokens = one.parts[j].n_tokens = j == i ? c->parts[j].n_tokens : 0;
         }
-        make_tiles(&a, &one, false);
-        twin_send(d, a.tiles);
-        twin_send(d, a.splits);
-        twin_send(d, a.n_splits);
-        args = device_args(&a, &one);
-        args.out = alone.dev;
-        d->cuda.attn(&args, d->stream);
-        d->be->ops->sync(d->be, d->stream);
-        const struct dmk_attn_seq *seq = (const struct dmk_attn_seq *)a.seqs.host + i;
-        const size_t row = (size_t)c->n_kv_heads * c->group * 128;
-        if (!c->window || c->parts[i].n_tokens > 1) {
-            expect_same(d, (char *)alone.dev + seq->row * row, (char *)a.out.dev + seq->row * row,
-                        c->parts[i].n_tokens * row, "a sequence by itself");
+        run_again(d, &a, &one, alone);
+        expect_same(d, (char *)alone.dev + seqs[i].row * row, (char *)a.out.dev + seqs[i].row * row,
+                    c->parts[i].n_tokens * row, "a sequence by itself");
+    }
+    /* The last token of each chunk as a decode step would do it. */
+    for (uint32_t i = 0; i < c->n_seqs && !c->fresh; i++) {
+        struct attn_case one = *c;
+        const struct dmk_attn_seq seq = seqs[i];
+        for (uint32_t j = 0; j < c->n_seqs; j++) {
+            seqs[j].n_tokens = one.parts[j].n_tokens = j == i;
         }
+        uint32_t last = c->parts[i].n_tokens - 1;
+        seqs[i].row = seq.row + last;
+        seqs[i].pos = one.parts[i].pos = seq.pos + last;
+        run_again(d, &a, &one, alone);
+        expect_same(d, (char *)alone.dev + seqs[i].row * row, (char *)a.out.dev + seqs[i].row * row,
+                    row, "the last token by itself");
+        seqs[i] = seq;
     }
     device_end(d, what);
 }
@@ -216,7 +239,10 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
     char what[64];
     const uint32_t blocks = (pos + n_tokens + 63) / 64, n_kv = 8, group = 8, width = 80 * 64;
     const uint32_t n_pages = n_seqs * blocks,
-                   n_tiles = n_tokens > 1 ? n_seqs * ((n_tokens + 15) / 16) : 0;
+                   n_tiles =
+                       n_tokens > 1
+                           ? n_seqs * ((n_tokens + DMK_ATTN_TILE_WIDE - 1) / DMK_ATTN_TILE_WIDE)
+                           : 0;
     const uint32_t row_splits = n_tokens == 1 ? pos / DMK_ATTN_SPLIT + 1 : 0;
     struct twin qkv = twin_device(d, (size_t)n_seqs * n_tokens * width * 2),
                 pages = twin_device(d, (size_t)n_kv * n_pages * PAGE_BYTES),
@@ -235,8 +261,9 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
         for (uint32_t b = 0; b < blocks; b++) {
             ((uint32_t *)ids.host)[i * blocks + b] = i * blocks + b;
         }
-        for (uint32_t f = 0; n_tokens > 1 && f < n_tokens; f += 16) {
-            *t++ = (struct dmk_attn_tile){i, f, n_tokens - f < 16 ? n_tokens - f : 16};
+        for (uint32_t f = 0; n_tokens > 1 && f < n_tokens; f += DMK_ATTN_TILE_WIDE) {
+            *t++ = (struct dmk_attn_tile){
+                i, f, n_tokens - f < DMK_ATTN_TILE_WIDE ? n_tokens - f : DMK_ATTN_TILE_WIDE};
         }
         for (uint32_t f = 0; f < row_splits; f++) {
             *p++ = (struct dmk_attn_split){i, f};
@@ -266,6 +293,7 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
                                  .group = group,
                                  .n_pages = n_pages,
                                  .page_bytes = PAGE_BYTES,
+                                 .n_rows = n_seqs * n_tokens,
                                  .window = window ? 128 : 0,
                                  .fresh = window && n_tokens > 1,
                                  .q_stride = width,
@@ -309,6 +337,9 @@ void check_attn(struct device *d)
         {{{0, 1}, {127, 1}, {128, 1}, {129, 1}, {190, 1}, {1000, 1}}, 6, 2, 8, true, true},
         {{{0, 300}, {128, 5}, {1000, 100}, {77, 1}}, 4, 2, 8, true, true},
         {{{127, 2}, {126, 3}, {64, 64}, {191, 129}}, 4, 1, 4, true, true},
+        {{{200, 30}, {127, 64}, {0, 100}, {1023, 2}}, 4, 2, 8, true, false},
+        {{{0, 1100}, {500, 13}, {1530, 7}}, 3, 2, 8, false, false},
+        {{{8150, 50}}, 1, 1, 8, false, false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         run_case(d, &cases[i]);
