@@ -1,33 +1,22 @@
 /* From what a request says about its answer to an automaton; see constraint.h. */
-#include "router/constraint.h"
+#include "router/constraint_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/chat/format.h"
 #include "common/schema/regex.h"
-#include "common/schema/schema.h"
 
-#define MAX_SCHEMA_BYTES ((size_t)256 << 10)
-#define MAX_SCHEMA_DEPTH 64
 #define MAX_CHOICES      1024
 #define MAX_CHOICE_BYTES 65536
-
-/* A compilation under way. Rule 0 of the build is what the answer is. */
-struct compiler {
-    struct dmk_build *build;
-    struct dmk_schemas *schemas;
-    uint32_t root;
-    struct dmk_error error;
-};
 
 static int out_of_memory(struct dmk_api_error *reterr)
 {
     return dmk_api_fail(reterr, 500, "out_of_memory", "no memory for the constraint");
 }
 
-static int open_compiler(struct compiler *c, struct dmk_api_error *reterr)
+int dmk_constraint__open(struct dmk_compiler *c, struct dmk_api_error *reterr)
 {
-    *c = (struct compiler){.build = dmk_build_new()};
+    *c = (struct dmk_compiler){.build = dmk_build_new()};
     c->schemas = c->build ? dmk_schemas_new(c->build) : NULL;
     if (!c->schemas) {
         dmk_build_free(&c->build);
@@ -38,7 +27,7 @@ static int open_compiler(struct compiler *c, struct dmk_api_error *reterr)
 }
 
 /* Writes the automaton when rc is 0; what went wrong else. */
-static int close_compiler(struct compiler *c, int rc, const char *param, struct dmk_buf *out,
+int dmk_constraint__close(struct dmk_compiler *c, int rc, const char *param, struct dmk_buf *out,
                           struct dmk_api_error *reterr)
 {
     if (rc == 0) {
@@ -77,7 +66,7 @@ static bool needs_constraint(const struct dmk_conv_view *view)
 }
 
 /* Arguments of strict tools follow their schema, those of others are any object. */
-static int add_calls(struct compiler *c, const struct dmk_conv_view *view,
+static int add_calls(struct dmk_compiler *c, const struct dmk_conv_view *view,
                      struct dmk_turn_call *calls, size_t *ret_n, char *ret_param, size_t cap)
 {
     char path[64];
@@ -107,7 +96,7 @@ static int add_calls(struct compiler *c, const struct dmk_conv_view *view,
     return 0;
 }
 
-static int add_answer(struct compiler *c, const struct dmk_conv_view *view, const char *param,
+static int add_answer(struct dmk_compiler *c, const struct dmk_conv_view *view, const char *param,
                       uint32_t *ret)
 {
     char path[96];
@@ -122,7 +111,7 @@ static int add_answer(struct compiler *c, const struct dmk_conv_view *view, cons
     return 0;
 }
 
-static int build_conv(struct compiler *c, const struct dmk_conv_view *view, char *ret_param,
+static int build_conv(struct dmk_compiler *c, const struct dmk_conv_view *view, char *ret_param,
                       size_t cap)
 {
     struct dmk_turn turn = {
@@ -152,25 +141,25 @@ static int build_conv(struct compiler *c, const struct dmk_conv_view *view, char
 int dmk_constraint_from_conv(const struct dmk_conv_view *view, struct dmk_buf *out,
                              struct dmk_api_error *reterr)
 {
-    struct compiler c;
+    struct dmk_compiler c;
     char param[96] = "";
     int rc;
 
     if (!needs_constraint(view)) {
         return 0;
     }
-    rc = open_compiler(&c, reterr);
+    rc = dmk_constraint__open(&c, reterr);
     if (rc < 0) {
         return rc;
     }
     rc = build_conv(&c, view, param, sizeof(param));
-    return close_compiler(&c, rc, param, out, reterr);
+    return dmk_constraint__close(&c, rc, param, out, reterr);
 }
 
 /* ---------------------------------------------------------------- raw constraints */
 
 /* The root: the rule alone, or as the final message of a turn. */
-static void build_root(struct compiler *c, uint32_t rule, enum dmk_constraint_scope scope)
+static void build_root(struct dmk_compiler *c, uint32_t rule, enum dmk_constraint_scope scope)
 {
     const struct dmk_turn turn = {.may_answer = true, .answer = rule};
 
@@ -185,58 +174,50 @@ static void build_root(struct compiler *c, uint32_t rule, enum dmk_constraint_sc
 int dmk_constraint_from_json_object(enum dmk_constraint_scope scope, struct dmk_buf *out,
                                     struct dmk_api_error *reterr)
 {
-    struct compiler c;
-    const int rc = open_compiler(&c, reterr);
+    struct dmk_compiler c;
+    const int rc = dmk_constraint__open(&c, reterr);
 
     if (rc < 0) {
         return rc;
     }
     build_root(&c, dmk_schemas_any_object(c.schemas), scope);
-    return close_compiler(&c, 0, "", out, reterr);
+    return dmk_constraint__close(&c, 0, "", out, reterr);
 }
 
 int dmk_constraint_from_json_schema(struct dmk_str schema, const char *param,
                                     enum dmk_constraint_scope scope, struct dmk_buf *out,
                                     struct dmk_api_error *reterr)
 {
-    struct compiler c;
+    struct dmk_compiler c;
     json_t *root = NULL;
     uint32_t rule = 0;
-    int rc = open_compiler(&c, reterr);
+    int rc = dmk_constraint__open(&c, reterr);
 
     if (rc < 0) {
         return rc;
     }
-    if (schema.len > MAX_SCHEMA_BYTES) {
+    if (schema.len > DMK_CONSTRAINT_MAX_JSON) {
         rc = dmk_error_set(&c.error, -DMK_EINVAL, "%s has more than %zu bytes", param,
-                           MAX_SCHEMA_BYTES);
+                           DMK_CONSTRAINT_MAX_JSON);
     }
-    rc = rc < 0 ? rc : dmk_json_parse(schema, param, MAX_SCHEMA_DEPTH, &root, &c.error);
+    rc = rc < 0 ? rc : dmk_json_parse(schema, param, DMK_CONSTRAINT_MAX_DEPTH, &root, &c.error);
     rc = rc < 0 ? rc : dmk_schemas_add(c.schemas, root, param, &rule, &c.error);
     if (rc == 0) {
         build_root(&c, rule, scope);
     }
-    rc = close_compiler(&c, rc, param, out, reterr);
+    rc = dmk_constraint__close(&c, rc, param, out, reterr);
     json_decref(root);
     return rc;
-}
-
-/* A rule may not be empty text; a turn's answer may. So what may be empty is joined in place. */
-static int build_piece(struct compiler *c, struct dmk_piece piece, uint32_t rule)
-{
-    dmk_build_end(c->build, piece, 0, DMK_BUILD_NO_MAX);
-    (void)rule;
-    return 0;
 }
 
 int dmk_constraint_from_regex(struct dmk_str pattern, const char *param,
                               enum dmk_constraint_scope scope, struct dmk_buf *out,
                               struct dmk_api_error *reterr)
 {
-    struct compiler c;
+    struct dmk_compiler c;
     struct dmk_piece piece;
     uint32_t rule;
-    int rc = open_compiler(&c, reterr);
+    int rc = dmk_constraint__open(&c, reterr);
 
     if (rc < 0) {
         return rc;
@@ -246,22 +227,22 @@ int dmk_constraint_from_regex(struct dmk_str pattern, const char *param,
     rc = dmk_regex_piece(c.build, pattern, DMK_REGEX_WHOLE, DMK_SPELL_PLAIN, false, &piece,
                          &c.error);
     if (rc == 0) {
-        rc = build_piece(&c, piece, rule);
+        dmk_build_end(c.build, piece, 0, DMK_BUILD_NO_MAX);
     }
     if (rc == 0 && scope == DMK_CONSTRAIN_FINAL) {
         build_root(&c, rule, scope);
     }
-    return close_compiler(&c, rc, param, out, reterr);
+    return dmk_constraint__close(&c, rc, param, out, reterr);
 }
 
 int dmk_constraint_from_choice(const struct dmk_str *choices, size_t n, const char *param,
                                enum dmk_constraint_scope scope, struct dmk_buf *out,
                                struct dmk_api_error *reterr)
 {
-    struct compiler c;
+    struct dmk_compiler c;
     uint32_t rule, in, end;
     size_t bytes = 0;
-    int rc = open_compiler(&c, reterr);
+    int rc = dmk_constraint__open(&c, reterr);
 
     if (rc < 0) {
         return rc;
@@ -290,14 +271,5 @@ int dmk_constraint_from_choice(const struct dmk_str *choices, size_t n, const ch
     if (rc == 0) {
         build_root(&c, rule, scope);
     }
-    return close_compiler(&c, rc, param, out, reterr);
-}
-
-int dmk_constraint_from_structural_tag(struct dmk_str json, const char *param, struct dmk_buf *out,
-                                       struct dmk_api_error *reterr)
-{
-    (void)json;
-    (void)out;
-    return dmk_api_bad_code(reterr, "unsupported_value", param,
-                            "structural tags are not available yet");
+    return dmk_constraint__close(&c, rc, param, out, reterr);
 }
