@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the suites and ends with one line: N passed, N failed. Called by ./dev test.
 #
-#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim python integ deploy eval threads
+#   tests/run.sh BUILD [SUITE...]      suites: layers unit check conform sim sim_short python integ deploy eval threads
 #
-# "threads" are the C tests in which threads meet, for a build with ThreadSanitizer.
+# "sim_short" is a part of sim for builds with sanitizers; "threads" are the C tests in which threads meet, for a build
+# with ThreadSanitizer.
 # SKIP="NAME..." in front leaves C tests out, SLOW=N gives them N times their time.
 # meson runs the C tests (each program is one test, as is each cmocka case inside its log); pytest runs the
 # Python ones. Everything is on loopback; no network is used.
@@ -79,7 +80,7 @@ for suite in $suites; do
   case $suite in
     layers) run_script layers tools/check-layers.sh
       run_script headers tools/check-headers.sh "$build" ;;
-    unit | check | conform | sim) run_meson "$suite" $(tests_of "$suite") ;;
+    unit | check | conform | sim | sim_short) run_meson "$suite" $(tests_of "$suite") ;;
     threads) run_meson threads $threads ;;
     python) run_pytest python tests/python ;;
     integ) run_meson integ $(tests_of integ)

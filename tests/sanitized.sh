@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kind=${1:-address,undefined}
 case $kind in
   thread) build=${BUILD:-build-tsan} suites=threads ;;
-  *) build=${BUILD:-build-asan} suites="unit check conform" ;;
+  *) build=${BUILD:-build-asan} suites="unit check conform sim_short" ;;
 esac
 # Whole models against the vectors of transformers, and kernels at real sizes: minutes under ASan, and the
 # engine's, the loader's and the kernels' own tests walk the same code with small sizes.

@@ -3,6 +3,9 @@
  *   explore [name=value ...]     lane=direct|emulated requests routers p d pages puts bound patient once
  *                                crash-p crash-d crash-router cut cut-stream leave hang-p hang-d partition
  *                                lose double (how often each fault may strike)
+ *                                others=1 (one request beside any number of others, see explore_others.c)
+ *                                cover=1 (with others: then visits the world of two requests that is so described,
+ *                                and checks that each of its states was met)
  *                                mutate=NAME (a table made wrong; the run must then find something)
  *                                gb=N (memory; default 4)
  *
@@ -249,6 +252,24 @@ static bool is_well(struct space *sp)
     return true;
 }
 
+/* The number of a state that is there; NO_STATE: it is not. */
+static uint32_t look_up(const struct space *sp, const struct ex_state *state)
+{
+    uint8_t bytes[EX_MAX_PACKED];
+    struct ex_state canonical;
+    uint32_t at;
+
+    ex_canonical(&sp->conf, state, &canonical);
+    (void)ex_pack(&sp->conf, &canonical, bytes);
+    at = (uint32_t)dmk_hash64(bytes, sp->stride, 0) & (sp->n_table - 1);
+    for (; sp->table[at]; at = (at + 1) & (sp->n_table - 1)) {
+        if (memcmp(bytes_of(sp, sp->table[at] - 1), bytes, sp->stride) == 0) {
+            return sp->table[at] - 1;
+        }
+    }
+    return NO_STATE;
+}
+
 /* 0 well, 1 broken, 3 no room. */
 static int search(struct space *sp)
 {
@@ -289,6 +310,35 @@ static int search(struct space *sp)
     return rc;
 }
 
+/* Visits two requests in full, and looks each state up among those of one beside others. */
+static int cover(const struct space *sp, double gb)
+{
+    struct space two = {.conf = sp->conf};
+    struct ex_state s, one;
+    int rc;
+
+    two.conf.others = false;
+    two.conf.n_requests = two.conf.n_routers = 2;
+    open_space(&two, gb);
+    rc = search(&two);
+    for (uint32_t i = 0; rc != 1 && i < two.n; i++) {
+        for (int q = 0; q < 2 && rc != 1; q++) {
+            ex_unpack(&two.conf, bytes_of(&two, i), &s);
+            ex_project(&sp->conf, &s, q, &one);
+            if (look_up(sp, &one) == NO_STATE) {
+                printf("a state of two requests, of which request %d alone was not met:\n", q);
+                tell(&two, i, NULL);
+                ex_print(&sp->conf, &one);
+                rc = 1;
+            }
+        }
+    }
+    printf("%s\n", rc == 0   ? "each state of two requests was met beside others"
+                   : rc == 3 ? "each state of two requests that was visited was met beside others"
+                             : "not covered");
+    return rc;
+}
+
 /* ---- what to visit ---------------------------------------------------------------------------- */
 
 static const char *const fault_names[EX_N_FAULTS] = {
@@ -316,7 +366,10 @@ static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
     const struct {
         const char *name;
         bool *field;
-    } switches[] = {{"bound", &conf->bound}, {"patient", &conf->patient}, {"once", &conf->once}};
+    } switches[] = {{"bound", &conf->bound},
+                    {"patient", &conf->patient},
+                    {"once", &conf->once},
+                    {"others", &conf->others}};
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (strcmp(name, fields[i].name) == 0) {
@@ -339,7 +392,7 @@ static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
     return false;
 }
 
-static bool set(struct ex_conf *conf, double *gb, const char *arg)
+static bool set(struct ex_conf *conf, double *gb, bool *covers, const char *arg)
 {
     const char *value = strchr(arg, '=');
     char name[32];
@@ -356,6 +409,10 @@ static bool set(struct ex_conf *conf, double *gb, const char *arg)
     if (strcmp(name, "gb") == 0) {
         *gb = strtod(value, NULL);
         return *gb > 0;
+    }
+    if (strcmp(name, "cover") == 0) {
+        *covers = strcmp(value, "1") == 0;
+        return *covers;
     }
     if (strcmp(name, "mutate") == 0) {
         for (int i = 0; i < EX_N_MUTATIONS; i++) {
@@ -374,17 +431,25 @@ int main(int argc, char **argv)
     struct space sp = {
         .conf = {.n_requests = 1, .n_routers = 1, .n_p = 1, .n_d = 1, .n_pages = 1, .n_puts = 1}};
     double gb = 4;
+    bool covers = false;
     int rc;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 1; i < argc; i++) {
-        if (!set(&sp.conf, &gb, argv[i])) {
+        if (!set(&sp.conf, &gb, &covers, argv[i])) {
             fprintf(stderr, "explore: what is \"%s\"? See the head of explore.c.\n", argv[i]);
             return 2;
         }
         printf("%s%s", argv[i], i + 1 < argc ? " " : "\n");
     }
+    if (sp.conf.others && sp.conf.n_requests > 1) {
+        fprintf(stderr, "explore: with others one request is followed\n");
+        return 2;
+    }
     open_space(&sp, gb);
     rc = search(&sp);
+    if (rc == 0 && covers) {
+        rc = cover(&sp, gb);
+    }
     return sp.conf.mutation ? rc != 1 : rc;
 }

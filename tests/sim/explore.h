@@ -14,6 +14,9 @@
  *   S5 a message of an incarnation that does not hold the ticket changes nothing
  *   L1 every request can still end, without further faults and without a hung worker's help
  *   L2 then every page can come back, and L3 every table empty itself, once hung workers move again
+ *
+ * `others`: one request is followed, beside any number of others on other routers that are not followed: they
+ * may do at any moment whatever a request of theirs could do to what is shared. See explore_others.c.
  * One thread; no clock. */
 #pragma once
 
@@ -67,6 +70,7 @@ struct ex_conf {
     /* Routers wait for ever once reserved: the workers' timers must do. Not with a hung D. */
     bool patient;
     bool once; /* routers do not try again */
+    bool others;
     uint8_t budget[EX_N_FAULTS];
     enum ex_mutation mutation;
 };
@@ -128,11 +132,17 @@ struct ex_world {
     const char *violation; /* set by the first broken promise */
     /* scratch of the transition under way */
     struct ex_state s;
+    unsigned choice; /* what others made of the matter that the transition asks about */
+    bool asked;
+    unsigned n_choices; /* that some transition of this state has */
 };
 
 void ex_init(const struct ex_conf *conf, struct ex_state *ret);
 /* All that can happen next. Stops early when a promise is broken: see violation. */
 void ex_successors(struct ex_world *w, const struct ex_state *state);
+/* With `others`: what is left of a state of two requests when only request q is followed. */
+void ex_project(const struct ex_conf *conf, const struct ex_state *state, int q,
+                struct ex_state *ret);
 bool ex_requests_ended(const struct ex_conf *conf, const struct ex_state *state);
 bool ex_all_quiet(const struct ex_conf *conf, const struct ex_state *state);
 /* The same state under the least of all renamings of equal workers and requests. */

@@ -36,6 +36,9 @@ static void crash_p(struct ex_world *w, int p)
             }
         }
     }
+    if (w->conf->direct && ex_ask(w, 2)) {
+        worker->dying |= (uint8_t)(1u << worker->incarnation); /* by copies of others */
+    }
     break_streams(s, w->conf, p);
     worker->down = 1;
     worker->hung = 0;

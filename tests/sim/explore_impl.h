@@ -99,6 +99,7 @@ struct ex_moves {
 static inline struct ex_state *ex_begin(const struct ex_moves *m)
 {
     m->w->s = *m->from;
+    m->w->asked = false;
     return &m->w->s;
 }
 
@@ -114,6 +115,15 @@ void ex_move_from_worker(const struct ex_moves *m, int t, uint8_t mask);
 void ex_move_to_d(const struct ex_moves *m, int t);
 void ex_move_to_p(const struct ex_moves *m, int t);
 void ex_move_streams(const struct ex_moves *m, int r, int i);
+/* explore_others.c */
+enum { EX_N_CHOICES = 7 };
+/* Asks what others did; 0, and n - 1 more answers when the world has others. */
+unsigned ex_ask(struct ex_world *w, unsigned n);
+/* A connection that P may use: one that the request followed uses already, or whatever others left. */
+int ex_others_connect(struct ex_world *w, int p, int d);
+void ex_others_forget_conns(const struct ex_conf *conf, struct ex_state *s, int p, int d);
+void ex_move_others_conn(const struct ex_moves *m, int p, int d, int slot);
+void ex_move_others_stream(const struct ex_moves *m, int r, int i);
 /* explore_faults.c */
 void ex_move_worker(const struct ex_moves *m, bool is_d, int x);
 void ex_move_pair(const struct ex_moves *m, int p, int d);

@@ -327,7 +327,7 @@ static void move_relays(const struct ex_moves *m, int t)
     }
 }
 
-void ex_successors(struct ex_world *w, const struct ex_state *state)
+static void list_moves(struct ex_world *w, const struct ex_state *state)
 {
     const struct ex_moves m = {w, state};
     const struct ex_conf *conf = w->conf;
@@ -354,6 +354,7 @@ void ex_successors(struct ex_world *w, const struct ex_state *state)
             ex_move_pair(&m, p, d);
             for (int slot = 0; slot < EX_SLOTS; slot++) {
                 move_conn(&m, p, d, slot);
+                ex_move_others_conn(&m, p, d, slot);
             }
         }
     }
@@ -364,6 +365,16 @@ void ex_successors(struct ex_world *w, const struct ex_state *state)
         ex_move_router(&m, r);
         for (int i = 0; i < 2 * EX_MAX_WORKERS; i++) {
             ex_move_streams(&m, r, i);
+            ex_move_others_stream(&m, r, i);
         }
     }
+}
+
+void ex_successors(struct ex_world *w, const struct ex_state *state)
+{
+    w->n_choices = 1;
+    for (w->choice = 0; w->choice < w->n_choices; w->choice++) {
+        list_moves(w, state);
+    }
+    w->choice = 0;
 }

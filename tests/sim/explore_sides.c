@@ -185,7 +185,7 @@ bool ex_process_gone(const struct ex_state *s, int p, int incarnation)
            !(worker->dying & 1u << incarnation);
 }
 
-static uint32_t claim_guards(const struct ex_world *w, int t, bool current)
+static uint32_t claim_guards(struct ex_world *w, int t, bool current)
 {
     const struct ex_state *s = &w->s;
     const struct ex_ticket *k = &s->tickets[t];
@@ -201,6 +201,9 @@ static uint32_t claim_guards(const struct ex_world *w, int t, bool current)
     guards |= k->d_inc == s->d[k->d].incarnation ? DMK_RECEIVE_IF_D_EQUAL : 0;
     guards |= !w->conf->direct || !ex_process_gone(s, k->p, k->p_inc) ? DMK_RECEIVE_IF_WATCHED : 0;
     guards |= !w->conf->bound || n_draining == 0 ? DMK_RECEIVE_IF_UNDER_BOUND : 0;
+    if (w->conf->bound && ex_ask(w, 4) & 2) {
+        guards &= ~(uint32_t)DMK_RECEIVE_IF_UNDER_BOUND;
+    }
     return guards;
 }
 
@@ -213,6 +216,9 @@ void ex_d_message(struct ex_world *w, int t, int slot, uint8_t message)
     bool current = k->p_inc >= pair->known;
     uint32_t guards = DMK_RECEIVE_IF_BYTES_EQUAL;
 
+    if (k->p_inc < w->s.p[k->p].incarnation && ex_ask(w, 4) & 1) {
+        current = false; /* D has heard of the newer one by others */
+    }
     pair->conn[slot].d_end = END_OPEN;
     pair->known = current ? k->p_inc : pair->known;
     if (message == W_CLAIM) {
@@ -304,6 +310,9 @@ int ex_p_connect(struct ex_world *w, int p, int d)
         if (pair->conn[i].p_end == END_OPEN) {
             return i;
         }
+    }
+    if (w->conf->others) {
+        return ex_others_connect(w, p, d);
     }
     if (w->s.d[d].down || pair->partitioned) {
         return -1;

@@ -51,6 +51,9 @@ static void normalize_streams(const struct ex_conf *conf, struct ex_state *s)
                 used |= ex_is_active(request) &&
                         (is_d ? k->d == x : request->state == R_PREFILLING && k->p == x);
             }
+            if (conf->others && r > 0) {
+                used = true; /* by others, until they are done with it */
+            }
             *stream |= used ? 0 : STREAM_ROUTER_KNOWS;
             if (*stream == (STREAM_BROKEN | STREAM_ROUTER_KNOWS | STREAM_WORKER_KNOWS) &&
                 !(is_d ? s->d[x].down : s->p[x].down)) {
@@ -83,6 +86,18 @@ static void swap_slots(const struct ex_conf *conf, struct ex_state *s, int p, in
     }
 }
 
+/* Copies outlive a connection only when their process has ended; which one it was matters to nobody then. */
+static void forget_put_slot(const struct ex_conf *conf, struct ex_state *s, int p, int d, int slot)
+{
+    for (int t = 0; conf->direct && t < ex_n_tickets(conf); t++) {
+        struct ex_ticket *k = &s->tickets[t];
+
+        if (k->p == p && k->d == d && k->put_slot == slot + 1) {
+            k->put_slot = 0;
+        }
+    }
+}
+
 /* A closed end reads nothing; a connection with two closed ends is no more. */
 static void normalize_pair(const struct ex_conf *conf, struct ex_state *s, int p, int d)
 {
@@ -106,11 +121,12 @@ static void normalize_pair(const struct ex_conf *conf, struct ex_state *s, int p
             all |= k->wire[i];
             used |= k->p_slot == i + 1 || k->d_slot == i + 1 || k->put_slot == i + 1;
         }
-        if (c->d_end == END_NONE && c->broken && !(all & W_TO_D)) {
+        if (c->d_end == END_NONE && c->broken && !(all & W_TO_D) && !conf->others) {
             c->d_end = END_GONE; /* D never heard of it */
         }
         if ((c->p_end == END_GONE && c->d_end == END_GONE) || (!used && !all && !c->broken)) {
             *c = (struct ex_conn){0};
+            forget_put_slot(conf, s, p, d, i);
         }
     }
     if (ex_conn(s, p, d, 0)->p_end == END_NONE && ex_conn(s, p, d, 1)->p_end != END_NONE) {
@@ -209,6 +225,12 @@ void ex_normalize(const struct ex_conf *conf, struct ex_state *s)
     for (int t = 0; t < ex_n_tickets(conf); t++) {
         normalize_ticket(s, t); /* once more: messages may have gone */
     }
+    for (int p = 0; conf->others && p < conf->n_p; p++) {
+        for (int d = 0; d < conf->n_d; d++) {
+            ex_others_forget_conns(conf, s, p, d);
+            normalize_pair(conf, s, p, d);
+        }
+    }
     for (int q = 0; q < conf->n_requests; q++) {
         if (s->requests[q].state >= R_DONE) {
             s->requests[q].attempt = s->requests[q].heard = 0;
@@ -245,9 +267,10 @@ void ex_emit(struct ex_world *w, enum ex_edge edge, const char *format, ...)
     const struct ex_state before = w->s;
     char text[200] = "";
 
-    if (w->violation && !w->telling) {
+    if ((w->violation && !w->telling) || (w->choice > 0 && !w->asked)) {
         return;
     }
+    edge = w->choice > 0 ? EX_MAYBE : edge; /* others need not do so */
     if (w->telling) {
         va_list args;
 
