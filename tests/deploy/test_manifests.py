@@ -75,6 +75,11 @@ def test_pod(role, deployment, config):
     container = spec["containers"][0]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert "httpGet" in container[probe], probe
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    startup = container["startupProbe"]
+    if role != "router":  # weights are loaded: ten minutes are not too long
+        assert startup["failureThreshold"] * startup["periodSeconds"] >= 600
     pre_stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert spec["terminationGracePeriodSeconds"] > seconds(config["drain-limit"]) + pre_stop
     gpus = container["resources"]["limits"].get("nvidia.com/gpu")

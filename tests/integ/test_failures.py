@@ -408,7 +408,8 @@ def test_drain_limit(make):
     assert ask.first.wait(30)
     c.decode[0].signal(signal.SIGTERM)
     assert ask.failed()
-    c.decode[0].popen.wait(10)
+    assert '"error"' in ask.lines[-2] and ask.lines[-1] == "data: [DONE]", ask.lines[-2:]
+    assert c.decode[0].popen.wait(10) == 0
 
 
 # The engine is stuck
