@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1
 shift
-all=(tokenizer sample xfer engine router)
+all=(tokenizer sample grammar xfer engine router)
 [ $# -gt 0 ] || set -- "${all[@]}"
 for name in "$@"; do
   echo "== $name"

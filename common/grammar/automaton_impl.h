@@ -5,15 +5,16 @@
 
 #define DMK_NEED_NEVER  0xffffu /* the rule's end can not be reached from here */
 #define DMK_NO_STATE    UINT32_MAX
-#define DMK_DENSE_EDGES 6  /* states with more edges than this have a row of 256 targets */
-#define DMK_WIDE_BYTES  12 /* states that go on with more bytes than this have their masks kept */
+#define DMK_DENSE_EDGES 6 /* states with more edges than this have a row of 256 targets */
+#define DMK_WIDE_BYTES  8 /* states that go on with more bytes than this have their masks kept */
 
 /* Flags that loading adds to those of the serialised form. */
 enum {
     DMK_STATE_TAIL = 8,  /* accepts, and nothing else: a call that returns here need not be kept */
     DMK_STATE_WIDE = 16, /* see DMK_WIDE_BYTES */
     DMK_STATE_ALL = 32,  /* every byte leads back here */
-    DMK_STATE_PLAIN_LOOP = 64, /* every plain byte (trie.h) leads back here */
+    DMK_STATE_TEXT = 64, /* any text (trie_impl.h) leads back here, or to a twin that counts */
+    DMK_STATE_TEXT_INNER = 128, /* inside of a character on the way back to such a state */
 };
 
 struct dmk_edge {
@@ -74,3 +75,6 @@ static inline uint32_t dmk_state_next(const struct dmk_automaton *a, const struc
     }
     return DMK_NO_STATE;
 }
+
+/* prepare.c: checks what the walker relies on and fills in what it uses. */
+int dmk_automaton__prepare(struct dmk_automaton *a, struct dmk_error *reterr);

@@ -14,7 +14,7 @@ struct level {
     uint32_t end;   /* behind its subtree */
     uint32_t at, n; /* its ways */
     uint32_t n_frames, n_ways;
-    bool plain; /* nothing but plain bytes so far */
+    bool text; /* the mask has all tokens that are text, and the way here is text */
 };
 
 static void set_subtree(const struct dmk_trie *t, uint32_t from, uint32_t end, uint64_t *mask)
@@ -38,21 +38,58 @@ static void note_exit(struct dmk_walker *w, uint32_t node, uint8_t byte)
     w->exits[w->n_exits++] = node;
 }
 
-/* Goes down from a node whose byte led to n ways at `at`. has_plain: the mask has all plain tokens. */
-static void walk_down(struct dmk_walker *w, uint32_t node, uint32_t at, uint32_t n, bool has_plain,
+/* A byte that text may hold. */
+static bool is_text_byte(uint8_t byte)
+{
+    return byte >= 0x20 && byte != 0x7f && byte != '"' && byte != '\\';
+}
+
+/* A text state of a rule that counts characters: ASCII leads to a state that is marked so. */
+static bool counts_chars(const struct dmk_automaton *a, uint32_t state)
+{
+    const uint32_t next = dmk_state_next(a, &a->states[state], ' ');
+
+    return next != DMK_NO_STATE && a->states[next].flags & DMK_GRAMMAR_TICK;
+}
+
+/* One way, by a byte of its own state, where nothing counts: most steps are like this. Returns as
+ * dmk_walk__step, or UINT32_MAX when it is not so simple. */
+static inline uint32_t step_fast(struct dmk_walker *w, const struct way *from, uint8_t byte)
+{
+    const struct dmk_state *s = &w->a->states[from->state];
+    const struct dmk_state *next;
+    uint32_t to;
+
+    if (s->n_calls > 0 || s->flags & DMK_GRAMMAR_ACCEPT || w->n_ways == N_WAYS) {
+        return UINT32_MAX;
+    }
+    to = dmk_state_next(w->a, s, byte);
+    if (to == DMK_NO_STATE) {
+        return 0;
+    }
+    next = &w->a->states[to];
+    if (next->flags & (DMK_GRAMMAR_TICK | DMK_GRAMMAR_GATE) || next->need != s->need) {
+        return UINT32_MAX;
+    }
+    w->ways[w->n_ways] = *from;
+    w->ways[w->n_ways++].state = to;
+    return 1;
+}
+
+/* Goes down from a node whose byte led to n ways at `at`. text: see struct level. */
+static void walk_down(struct dmk_walker *w, uint32_t node, uint32_t at, uint32_t n, bool text,
                       uint64_t *mask)
 {
     const struct dmk_trie *t = w->trie;
     struct level levels[DMK_TRIE_MAX_TOKEN + 1];
     uint32_t depth = 0, i = node + 1;
 
-    levels[0] =
-        (struct level){dmk_node_end(&t->nodes[node]), at, n, w->n_frames, w->n_ways, has_plain};
+    levels[0] = (struct level){dmk_node_end(&t->nodes[node]), at, n, w->n_frames, w->n_ways, text};
     for (;;) {
         const struct level *l = &levels[depth];
         const struct dmk_node *next = &t->nodes[i];
         uint32_t end, first, n_next;
-        uint8_t byte;
+        uint8_t byte, flags;
 
         if (i >= l->end) {
             if (depth == 0) {
@@ -64,18 +101,26 @@ static void walk_down(struct dmk_walker *w, uint32_t node, uint32_t at, uint32_t
         w->n_frames = l->n_frames;
         w->n_ways = l->n_ways;
         end = dmk_node_end(next);
-        if (next->end & DMK_NODE_PLAIN && l->n == 1 &&
-            w->a->states[w->ways[l->at].state].flags & DMK_STATE_PLAIN_LOOP) {
-            if (!l->plain) {
-                set_subtree(t, i, end, mask);
+        flags = l->n == 1 ? w->a->states[w->ways[l->at].state].flags : 0;
+        if (next->end & DMK_NODE_TEXT) {
+            if (l->text && flags & (DMK_STATE_TEXT | DMK_STATE_TEXT_INNER)) {
+                i = end;
+                continue;
             }
-            i = end;
-            continue;
+            if (flags & DMK_STATE_TEXT && !(flags & DMK_GRAMMAR_TICK) &&
+                !counts_chars(w->a, w->ways[l->at].state)) {
+                set_subtree(t, i, end, mask);
+                i = end;
+                continue;
+            }
         }
         byte = dmk_node_byte(next);
         first = w->n_ways;
         w->left = false;
-        n_next = dmk_walk__step(w, l->at, l->n, byte);
+        n_next = l->n == 1 ? step_fast(w, &w->ways[l->at], byte) : UINT32_MAX;
+        if (n_next == UINT32_MAX) {
+            n_next = dmk_walk__step(w, l->at, l->n, byte);
+        }
         if (w->left) {
             note_exit(w, i, byte);
         }
@@ -88,7 +133,7 @@ static void walk_down(struct dmk_walker *w, uint32_t node, uint32_t at, uint32_t
         }
         if (end > i + 1) {
             levels[depth + 1] = (struct level){
-                end, first, n_next, w->n_frames, w->n_ways, l->plain && dmk_byte_is_plain(byte)};
+                end, first, n_next, w->n_frames, w->n_ways, l->text && is_text_byte(byte)};
             depth++;
         }
         i++;
@@ -97,8 +142,8 @@ static void walk_down(struct dmk_walker *w, uint32_t node, uint32_t at, uint32_t
     w->n_ways = levels[0].n_ways;
 }
 
-/* All tokens that begin with an edge of the way's own state. */
-static void walk_state(struct dmk_walker *w, const struct way *from, bool has_plain, uint64_t *mask)
+/* All tokens that begin with an edge of the way's own state. text: the mask has those that are text. */
+static void walk_state(struct dmk_walker *w, const struct way *from, bool text, uint64_t *mask)
 {
     const struct dmk_trie *t = w->trie;
     const struct dmk_state *s = &w->a->states[from->state];
@@ -112,7 +157,7 @@ static void walk_state(struct dmk_walker *w, const struct way *from, bool has_pl
 
             if (dmk_walk__step_edge(w, from, (uint8_t)b) > 0) {
                 dmk_mask_set(mask, dmk_node_token(&t->nodes[node]));
-                walk_down(w, node, n_ways, 1, has_plain && dmk_byte_is_plain((uint8_t)b), mask);
+                walk_down(w, node, n_ways, 1, text && is_text_byte((uint8_t)b), mask);
             }
             w->n_frames = n_frames;
             w->n_ways = n_ways;
@@ -147,19 +192,34 @@ static void take_exits(struct dmk_walker *w, struct slot *slot)
     slot->n_exits = w->n_exits;
 }
 
+/* Tokens that are text, as many characters as there is room for. */
+static void put_text(const struct dmk_trie *t, uint32_t room, uint64_t *mask)
+{
+    if (room >= DMK_TRIE_MAX_TOKEN) {
+        memcpy(mask, t->text, t->n_words * sizeof(*mask));
+        return;
+    }
+    for (uint32_t id = 0; id < t->n_ids; id++) {
+        if (t->chars[id] > 0 && t->chars[id] <= room) {
+            dmk_mask_set(mask, id);
+        }
+    }
+}
+
 static void fill_slot(struct dmk_walker *w, struct slot *slot, const struct way *at)
 {
     const struct way inner = {at->state, at->count, FRAME_OUTER, 0};
-    const bool plain = w->a->states[at->state].flags & DMK_STATE_PLAIN_LOOP;
+    const bool text = w->a->states[at->state].flags & DMK_STATE_TEXT;
     const bool overflow = w->overflow;
 
-    w->max_reach = w->n_exits = 0;
+    w->n_exits = 0;
+    w->max_reach = w->a->states[at->state].need;
     w->overflow = false;
     memset(slot->mask, 0, w->trie->n_words * sizeof(*slot->mask));
-    if (plain) {
-        memcpy(slot->mask, w->trie->plain, w->trie->n_words * sizeof(*slot->mask));
+    if (text) {
+        put_text(w->trie, counts_chars(w->a, at->state) ? slot->room : UINT32_MAX, slot->mask);
     }
-    walk_state(w, &inner, plain, slot->mask);
+    walk_state(w, &inner, text, slot->mask);
     take_exits(w, slot);
     slot->reach = w->overflow ? UINT32_MAX : w->max_reach;
     w->overflow = overflow;

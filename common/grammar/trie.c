@@ -146,10 +146,11 @@ static int allocate(struct dmk_trie *t, size_t n_bytes)
     t->n_words = (t->n_ids + 63) / 64;
     t->nodes = calloc(t->n_nodes, sizeof(*t->nodes));
     t->all = calloc(t->n_words, sizeof(*t->all));
-    t->plain = calloc(t->n_words, sizeof(*t->plain));
+    t->text = calloc(t->n_words, sizeof(*t->text));
+    t->chars = calloc(t->n_ids, sizeof(*t->chars));
     t->offset = calloc((size_t)t->n_ids + 1, sizeof(*t->offset));
     t->blob = malloc(n_bytes + 1);
-    return t->nodes && t->all && t->plain && t->offset && t->blob ? 0 : -DMK_ENOMEM;
+    return t->nodes && t->all && t->text && t->chars && t->offset && t->blob ? 0 : -DMK_ENOMEM;
 }
 
 /* Closes the nodes deeper than depth: their subtrees end at the next node. */
@@ -159,14 +160,15 @@ static void close_nodes(struct dmk_trie *t, uint32_t *path, size_t *inout_depth,
     while (*inout_depth > depth) {
         struct dmk_node *n = &t->nodes[path[(*inout_depth)--]];
 
-        n->end = next | (n->end & DMK_NODE_PLAIN);
+        n->end = next | (n->end & DMK_NODE_TEXT);
     }
 }
 
-/* A subtree is plain when each of its nodes is: what is not plain unmarks all on the way to it. */
+/* A node's subtree is text when nothing in it breaks: what does unmarks all on the way to it. */
 static void fill_nodes(struct dmk_trie *t, struct dmk_bytes blob, uint32_t n_tokens)
 {
     uint32_t path[DMK_TRIE_MAX_TOKEN + 1] = {0};
+    struct dmk_text texts[DMK_TRIE_MAX_TOKEN + 1] = {{0}};
     size_t at = HEAD_BYTES, depth = 0;
     uint32_t next = 1;
 
@@ -174,25 +176,23 @@ static void fill_nodes(struct dmk_trie *t, struct dmk_bytes blob, uint32_t n_tok
     for (uint32_t i = 0; i < n_tokens; i++) {
         const size_t shared = blob.data[at], more = blob.data[at + 1];
         const uint32_t id = get_u32(blob.data + at + 2 + more);
-        bool plain = true;
 
         close_nodes(t, path, &depth, shared, next);
         for (size_t k = 0; k < more; k++) {
             const uint8_t byte = blob.data[at + 2 + k];
 
-            plain = plain && dmk_byte_is_plain(byte);
             if (depth == 0) {
                 t->child[byte] = next;
             }
             t->nodes[next] =
-                (struct dmk_node){DMK_NODE_PLAIN, (uint32_t)byte << 24 | DMK_NO_TOKEN_ID};
-            if (!dmk_byte_is_plain(byte)) {
+                (struct dmk_node){DMK_NODE_TEXT, (uint32_t)byte << 24 | DMK_NO_TOKEN_ID};
+            texts[depth + 1] = texts[depth];
+            path[++depth] = next++;
+            if (!dmk_text_next(&texts[depth], byte)) {
                 for (size_t d = 1; d <= depth; d++) {
                     t->nodes[path[d]].end &= DMK_NODE_END;
                 }
-                t->nodes[next].end = 0;
             }
-            path[++depth] = next++;
         }
         t->nodes[path[depth]].token = (t->nodes[path[depth]].token & 0xff000000u) | id;
         dmk_mask_set(t->all, id);
@@ -200,6 +200,21 @@ static void fill_nodes(struct dmk_trie *t, struct dmk_bytes blob, uint32_t n_tok
     }
     close_nodes(t, path, &depth, 0, next);
     t->nodes[0].end = next;
+}
+
+/* Characters that begin in a token that is text; 0 for others. */
+static uint8_t count_chars(const uint8_t *token, size_t n)
+{
+    struct dmk_text text = {0};
+    uint8_t chars = 0;
+
+    for (size_t k = 0; k < n; k++) {
+        chars = (uint8_t)(chars + (text.n == 0));
+        if (!dmk_text_next(&text, token[k])) {
+            return 0;
+        }
+    }
+    return chars;
 }
 
 /* Bytes by id: a first pass for the lengths, a second one for the bytes. */
@@ -221,15 +236,12 @@ static void fill_bytes(struct dmk_trie *t, struct dmk_bytes blob, uint32_t n_tok
     for (uint32_t i = 0; i < n_tokens; i++) {
         const size_t shared = blob.data[at], more = blob.data[at + 1];
         const uint32_t id = get_u32(blob.data + at + 2 + more);
-        bool plain = true;
 
         memcpy(token + shared, blob.data + at + 2, more);
         memcpy(t->blob + t->offset[id], token, shared + more);
-        for (size_t k = 0; k < shared + more; k++) {
-            plain = plain && dmk_byte_is_plain(token[k]);
-        }
-        if (plain) {
-            dmk_mask_set(t->plain, id);
+        t->chars[id] = count_chars(token, shared + more);
+        if (t->chars[id] > 0) {
+            dmk_mask_set(t->text, id);
         }
         at += 2 + more + 4;
     }
@@ -289,7 +301,8 @@ void dmk_trie_free(struct dmk_trie **trie)
     if (t) {
         free(t->nodes);
         free(t->all);
-        free(t->plain);
+        free(t->text);
+        free(t->chars);
         free(t->offset);
         free(t->blob);
         free(t);

@@ -21,15 +21,6 @@
 #define DMK_TRIE_MAX_BYTES (8u << 20) /* of the form above */
 #define DMK_TRIE_MAX_TOKEN 128u       /* bytes */
 
-/* Bytes that stand for themselves nearly everywhere: printable ASCII without '"' and '\'. Subtrees of
- * nothing else are marked, so that a state which loops on them takes a subtree at once. */
-#define DMK_N_PLAIN 93u
-
-static inline bool dmk_byte_is_plain(uint8_t byte)
-{
-    return byte >= 0x20 && byte <= 0x7e && byte != '"' && byte != '\\';
-}
-
 struct dmk_trie;
 
 /* Writes the form. bytes_of gives a token's bytes, which stay while this runs; empty for trigger ids.

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <cmocka.h>
+#include <stdlib.h>
 #include "common/grammar/walk.h"
 #include "common/json/json.h"
 #include "common/schema/schema.h"
