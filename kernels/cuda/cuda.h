@@ -320,6 +320,13 @@ void dmk_cuda_moe_combine(const struct dmk_moe_combine_args *args, struct dmk_st
 void dmk_cuda_combine_norm(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
 void dmk_cuda_sample(const struct dmk_sample_args *args, struct dmk_stream *stream);
 
-/* The plain expert products: right for every size, fast for none. moe_*.cu overwrite them in the table. */
+/* The experts: packed weights go to the kernels of moe.h, others to the plain products. */
+void dmk_cuda_moe_gate_up(const struct dmk_moe_gate_up_args *args, struct dmk_stream *stream);
+void dmk_cuda_moe_down(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
+void dmk_cuda_moe_experts(const struct dmk_moe_experts_args *args, struct dmk_stream *stream);
+struct dmk_moe_packed dmk_cuda_moe_packed(const struct dmk_expert_weights *w, uint32_t n_experts, bool gate_up);
+void dmk_cuda_moe_pack(const struct dmk_moe_pack_args *args, struct dmk_stream *stream);
+
+/* The plain expert products: right for every size, fast for none. */
 void dmk_cuda_moe_gate_up_plain(const struct dmk_moe_gate_up_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_down_plain(const struct dmk_moe_down_args *args, struct dmk_stream *stream);

@@ -13,8 +13,8 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.attn = dmk_cuda_attn;
     k.topk = dmk_cuda_topk;
     k.moe_group = dmk_cuda_moe_group;
-    k.moe_gate_up = dmk_cuda_moe_gate_up_plain;
-    k.moe_down = dmk_cuda_moe_down_plain;
+    k.moe_gate_up = dmk_cuda_moe_gate_up;
+    k.moe_down = dmk_cuda_moe_down;
     k.moe_combine = dmk_cuda_moe_combine;
     k.residual = dmk_cuda_residual;
     k.add_norm = dmk_cuda_add_norm;
@@ -22,6 +22,9 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.route = dmk_cuda_route;
     k.rope_write = dmk_cuda_rope_write;
     k.page_copy = dmk_cuda_page_copy;
+    k.moe_experts = dmk_cuda_moe_experts;
+    k.moe_packed = dmk_cuda_moe_packed;
+    k.moe_pack = dmk_cuda_moe_pack;
     k.sample = dmk_cuda_sample;
     *ret_kernels = k;
 }

@@ -1,0 +1,251 @@
+/* The experts in the table of operations: packing of weights at load, and the choice of the product.
+ *
+ * Packed MXFP4 is read at 4 bits whatever the number of tokens; FP8 has a tensor-core product of its own. What
+ * the packed kernels do not serve (bf16 experts, weights as in the checkpoint) goes to the plain products. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/moe.h"
+#include "kernels/dtype.h"
+#include "kernels/pack.h"
+
+#define PACK_THREADS 256
+
+/* As in kernels/pack.c: where the magnitude and the sign of code j stand in a word. */
+__device__ const uint8_t mag_at[8] = {6, 22, 3, 19, 0, 16, 9, 25};
+__device__ const uint8_t sign_at[8] = {15, 31, 12, 28, 13, 29, 14, 30};
+
+__device__ __forceinline__ uint32_t source_row(uint32_t at, bool paired)
+{
+    const uint32_t in = at % 16;
+    return paired ? at / 16 * 16 + 2 * (in % 8) + in / 8 : at;
+}
+
+/* One block a stage of a tile of 64 rows; blockIdx.y is the expert. */
+__global__ void __launch_bounds__(PACK_THREADS)
+    pack_mxfp4(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst)
+{
+    const uint32_t n_stages = (cols + DMK_MXPACK_STAGE_COLS - 1) / DMK_MXPACK_STAGE_COLS;
+    const uint32_t row0 = blockIdx.x / n_stages * DMK_MXPACK_ROWS, col0 = blockIdx.x % n_stages * DMK_MXPACK_STAGE_COLS;
+    dmk_pdl_wait();
+    blocks += (size_t)blockIdx.y * rows * cols / 2;
+    scales += (size_t)blockIdx.y * rows * (cols / DMK_MXFP4_BLOCK);
+    dst += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * DMK_MXPACK_STAGE_BYTES;
+    for (uint32_t i = threadIdx.x; i < 9 * 128; i += PACK_THREADS) {
+        const uint32_t thread = i % 128, lane = thread % 32;
+        uint32_t word[4] = {0, 0, 0, 0};
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t row = source_row(row0 + thread / 32 * 16 + lane / 4 + 8 * half, paired);
+            for (uint32_t step = 0; step < 4 && row < rows; step++) {
+                for (uint32_t high = 0; high < 2; high++) {
+                    const uint32_t col = col0 + i / 128 * 64 + 16 * step + 8 * high + 2 * (lane % 4);
+                    const uint32_t byte = col < cols ? blocks[((size_t)row * cols + col) / 2] : 0;
+                    const uint32_t j = 4 * high + 2 * half;
+                    word[step] |= (byte & 7) << mag_at[j] | (byte >> 3 & 1) << sign_at[j] |
+                                  (byte >> 4 & 7) << mag_at[j + 1] | byte >> 7 << sign_at[j + 1];
+                }
+            }
+        }
+        *(uint4 *)(dst + (size_t)16 * i) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    for (uint32_t i = threadIdx.x; i < 3 * 384; i += PACK_THREADS) {
+        const uint32_t row = source_row(row0 + i / 96 % 4 * 16 + i / 12 % 8 + 8 * (i % 2), paired);
+        const uint32_t col = col0 + i / 384 * 192 + 32 * (i / 2 % 6);
+        uint8_t scale = 1;
+        if (row < rows && col < cols) {
+            scale = scales[(size_t)row * (cols / DMK_MXFP4_BLOCK) + col / DMK_MXFP4_BLOCK];
+        }
+        dst[DMK_MXPACK_CODE_BYTES + i] = (uint8_t)(scale + 126);
+    }
+}
+
+/* E4M3 of value * 2^shift for |value| one of the eight, exact for shift in -8 .. 6, else rounded. */
+__device__ __forceinline__ uint32_t e4m3_of(uint32_t code, int shift)
+{
+    const uint32_t mag = code & 7;
+    const float m = mag < 2 ? 0.5f * mag : __uint_as_float((mag / 2 + 126) << 23 | (mag & 1) << 22);
+    const float v = m * __uint_as_float((uint32_t)(shift + 127) << 23);
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+    return (pair & 0x7f) | (code & 8) << 4;
+}
+
+/* One block a tile of 128 x 128; blockIdx.y is the expert. n_inexact counts tiles that spread too far. */
+__global__ void __launch_bounds__(PACK_THREADS)
+    pack_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst,
+             float *dst_scales)
+{
+    __shared__ int most;
+    const uint32_t n_col_tiles = (cols + 127) / 128;
+    const uint32_t row0 = blockIdx.x / n_col_tiles * 128, col0 = blockIdx.x % n_col_tiles * 128;
+    dmk_pdl_wait();
+    blocks += (size_t)blockIdx.y * rows * cols / 2;
+    scales += (size_t)blockIdx.y * rows * (cols / DMK_MXFP4_BLOCK);
+    dst += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 128 * 128;
+    if (threadIdx.x == 0) {
+        most = -1;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < 128 * 4; i += PACK_THREADS) {
+        const uint32_t row = row0 + i / 4, col = col0 + i % 4 * 32;
+        if (row < rows && col < cols) {
+            const size_t group = (size_t)row * (cols / DMK_MXFP4_BLOCK) + col / DMK_MXFP4_BLOCK;
+            const uint4 v = *(const uint4 *)(blocks + group * 16);
+            if (((v.x | v.y | v.z | v.w) & 0x77777777u) != 0) {
+                atomicMax(&most, (int)scales[group]);
+            }
+        }
+    }
+    __syncthreads();
+    const int shared = most < 0 ? 127 : most - 6;
+    if (threadIdx.x == 0) {
+        dst_scales[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = exp2f((float)(shared - 127));
+    }
+    for (uint32_t i = threadIdx.x; i < 128 * 8; i += PACK_THREADS) {
+        const uint32_t at = i / 8, piece = i % 8, row = source_row(row0 + at, paired), col = col0 + piece * 16;
+        uint32_t out[4] = {0, 0, 0, 0};
+        if (row < rows && col < cols) {
+            const size_t group = (size_t)row * (cols / DMK_MXFP4_BLOCK) + col / DMK_MXFP4_BLOCK;
+            const uint2 v = *(const uint2 *)(blocks + ((size_t)row * cols + col) / 2);
+            int shift = scales[group] - shared;
+            shift = shift > 6 ? 6 : shift < -14 ? -14 : shift;
+            for (uint32_t j = 0; j < 16; j++) {
+                out[j / 4] |= e4m3_of((j < 8 ? v.x : v.y) >> (4 * (j % 8)) & 15, shift) << (8 * (j % 4));
+            }
+        }
+        *(uint4 *)(dst + at * 128 + (piece ^ at % 8) * 16) = make_uint4(out[0], out[1], out[2], out[3]);
+    }
+}
+
+struct dmk_moe_packed dmk_cuda_moe_packed(const struct dmk_expert_weights *w, uint32_t n_experts, bool gate_up)
+{
+    struct dmk_moe_packed none = {w->format, 0, 0};
+    /* Tiles of an expert's matrix, as kernels/pack.c counts them. */
+    const size_t n_stages = (size_t)dmk_ceil_div(w->rows, DMK_MXPACK_ROWS) * dmk_ceil_div(w->cols, DMK_MXPACK_STAGE_COLS);
+    const size_t n_tiles = (size_t)dmk_ceil_div(w->rows, 128) * dmk_ceil_div(w->cols, 128);
+    (void)gate_up;
+    if (w->cols % DMK_MXFP4_BLOCK != 0 || w->cols > 2880) {
+        return none;
+    }
+    if (w->format == DMK_WEIGHT_MXFP4) {
+        return (struct dmk_moe_packed){w->format, n_experts * n_stages * DMK_MXPACK_STAGE_BYTES, 0};
+    }
+    if (w->format == DMK_WEIGHT_FP8) {
+        return (struct dmk_moe_packed){w->format, n_experts * n_tiles * 128 * 128, n_experts * n_tiles * sizeof(float)};
+    }
+    return none;
+}
+
+void dmk_cuda_moe_pack(const struct dmk_moe_pack_args *a, struct dmk_stream *stream)
+{
+    const struct dmk_expert_weights *w = &a->w;
+    if (w->format == DMK_WEIGHT_FP8) {
+        const uint32_t n_tiles = dmk_ceil_div(w->rows, 128) * dmk_ceil_div(w->cols, 128);
+        dmk_cuda_launch(stream, pack_fp8, dim3(n_tiles, a->n_experts), dim3(PACK_THREADS), 0, w->blocks, w->scales,
+                        w->rows, w->cols, a->gate_up, a->blocks, (float *)a->scales);
+        return;
+    }
+    const uint32_t n_stages = dmk_ceil_div(w->rows, DMK_MXPACK_ROWS) * dmk_ceil_div(w->cols, DMK_MXPACK_STAGE_COLS);
+    dmk_cuda_launch(stream, pack_mxfp4, dim3(n_stages, a->n_experts), dim3(PACK_THREADS), 0, w->blocks, w->scales,
+                    w->rows, w->cols, a->gate_up, a->blocks);
+}
+
+static void note_error(struct dmk_stream *stream, cudaError_t err)
+{
+    struct dmk_cuda_stream *s = dmk_cuda_of(stream);
+    if (err != cudaSuccess && s->error == 0) {
+        s->error = (int)err;
+    }
+}
+
+static struct dmk_moe_matrix matrix_of(const struct dmk_expert_weights *w)
+{
+    return (struct dmk_moe_matrix){w->blocks, (const float *)(const void *)w->scales, w->bias, w->rows, w->cols};
+}
+
+void dmk_cuda_moe_gate_up(const struct dmk_moe_gate_up_args *a, struct dmk_stream *stream)
+{
+    if (!a->w.packed) {
+        dmk_cuda_moe_gate_up_plain(a, stream);
+        return;
+    }
+    struct dmk_moe_layer_args l = {};
+    l.gate_up = matrix_of(&a->w);
+    l.down = {nullptr, nullptr, nullptr, a->w.cols, a->w.rows / 2};
+    l.x = a->x;
+    l.expert_begin = a->plan.expert_begin;
+    l.slot_row = a->plan.slot_row;
+    l.z = a->z;
+    l.n_rows = a->n_rows;
+    l.k = 4;
+    l.n_experts = a->n_experts;
+    l.alpha = a->alpha;
+    l.limit = a->limit;
+    const bool mxfp4 = a->w.format == DMK_WEIGHT_MXFP4;
+    note_error(stream, mxfp4 ? dmk_moe_mxfp4_gate_up(&l, 0, dmk_cuda_of(stream)->stream) : cudaErrorNotSupported);
+}
+
+void dmk_cuda_moe_down(const struct dmk_moe_down_args *a, struct dmk_stream *stream)
+{
+    if (!a->w.packed) {
+        dmk_cuda_moe_down_plain(a, stream);
+        return;
+    }
+    struct dmk_moe_layer_args l = {};
+    l.gate_up = {nullptr, nullptr, nullptr, 2 * a->w.cols, a->w.rows};
+    l.down = matrix_of(&a->w);
+    l.expert_begin = a->plan.expert_begin;
+    l.z = const_cast<uint16_t *>(a->z);
+    l.y = a->y;
+    l.n_rows = a->n_rows;
+    l.k = 4;
+    l.n_experts = a->n_experts;
+    const bool mxfp4 = a->w.format == DMK_WEIGHT_MXFP4;
+    note_error(stream, mxfp4 ? dmk_moe_mxfp4_down(&l, 0, dmk_cuda_of(stream)->stream) : cudaErrorNotSupported);
+}
+
+void dmk_cuda_moe_experts(const struct dmk_moe_experts_args *a, struct dmk_stream *stream)
+{
+    struct dmk_cuda_stream *s = dmk_cuda_of(stream);
+    if (!a->gate_up.packed || a->gate_up.format != a->down.format) {
+        struct dmk_moe_gate_up_args gate_up = {};
+        gate_up.w = a->gate_up;
+        gate_up.x = a->x;
+        gate_up.plan = a->plan;
+        gate_up.z = a->z;
+        gate_up.n_experts = a->n_experts;
+        gate_up.alpha = a->alpha;
+        gate_up.limit = a->limit;
+        gate_up.n_rows = a->n_rows;
+        dmk_cuda_moe_gate_up(&gate_up, stream);
+        struct dmk_moe_down_args down = {};
+        down.w = a->down;
+        down.z = a->z;
+        down.plan = a->plan;
+        down.y = a->y;
+        down.n_experts = a->n_experts;
+        down.n_rows = a->n_rows;
+        dmk_cuda_moe_down(&down, stream);
+        return;
+    }
+    struct dmk_moe_layer_args l = {};
+    l.gate_up = matrix_of(&a->gate_up);
+    l.down = matrix_of(&a->down);
+    l.x = a->x;
+    l.expert_begin = a->plan.expert_begin;
+    l.slot_row = a->plan.slot_row;
+    l.row_slots = a->plan.row_slots;
+    l.z = a->z;
+    l.y = a->y;
+    l.n_rows = a->n_rows;
+    l.k = a->k;
+    l.n_experts = a->n_experts;
+    l.alpha = a->alpha;
+    l.limit = a->limit;
+    if (a->gate_up.format == DMK_WEIGHT_MXFP4) {
+        l.scratch = s->counters;
+        note_error(stream, dmk_moe_mxfp4(&l, 0, s->stream));
+        return;
+    }
+    l.scratch = s->workspace;
+    const size_t bytes = dmk_moe_fp8_layout(l.n_rows, l.k, l.n_experts, l.gate_up.cols, l.down.cols).bytes;
+    note_error(stream, bytes <= DMK_CUDA_WORKSPACE_BYTES ? dmk_moe_fp8(&l, 0, s->stream) : cudaErrorInvalidValue);
+}

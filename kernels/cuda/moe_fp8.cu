@@ -1,0 +1,769 @@
+/* FP8 experts for many tokens (sm_90a): grouped products with block scales, promoted to fp32 every 128 of K.
+ *
+ * Weights are the 64-row operand (two warpgroups, 128 rows a block), an expert's tokens the N side in
+ * tiles of 16 to 128, so a tile wastes less than 16 columns. Both operands lie in memory as shared memory wants
+ * them (kernels/pack.h, kernels/cuda/moe.h): a stage is two or three bulk copies and needs no tensor map.
+ * One thread copies, two warpgroups multiply: four wgmma of K = 32, then the sum times both scales is added
+ * to fp32 accumulators, which began with the bias. While one promotes the other keeps the tensor cores busy.
+ *
+ * gate_up: an item is 256 rows, done as two tiles after each other, since their 128 z's of a token
+ * share one scale. The first tile's z waits in shared memory as bf16; then both are quantised and
+ * leave as one bulk store. down: an item is 128 rows.
+ *
+ * Two blocks of a cluster take neighbouring token tiles of the same weights; each brings half of a weight tile
+ * to both. All tiles of an expert's tokens run at about the same time, so its weights leave memory once. */
+#include "kernels/cuda/moe.h"
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include "kernels/cuda/moe_sm90.cuh"
+#include "kernels/cuda/moe_wgmma.cuh"
+
+namespace
+{
+
+using namespace dmk;
+
+constexpr uint32_t N_MAX = 128;
+constexpr uint32_t WIDTH_STEP = 16; /* of token tiles */
+constexpr uint32_t N_THREADS = 384; /* warpgroup 0 copies */
+constexpr uint32_t N_STAGES = 4;
+constexpr uint32_t W_BYTES = 128 * 128; /* a tile of 128 rows, 128 columns */
+constexpr uint32_t STAGE_TOKENS = 2 * W_BYTES;
+constexpr uint32_t STAGE_SCALES = STAGE_TOKENS + N_MAX * 128;
+constexpr uint32_t STAGE = STAGE_SCALES + 1024;
+constexpr uint32_t MAX_EXPERTS = 256;
+constexpr uint32_t SMEM_STAGES = 0;
+constexpr uint32_t SMEM_IMAGE = N_STAGES * STAGE;          /* [N_MAX][128] quantised z */
+constexpr uint32_t SMEM_AMAX = SMEM_IMAGE + N_MAX * 128;   /* [16][N_MAX/2] words */
+constexpr uint32_t SMEM_INV = SMEM_AMAX + 16 * N_MAX * 2;  /* [N_MAX] */
+constexpr uint32_t SMEM_BARS = SMEM_INV + N_MAX * 4;
+constexpr uint32_t SMEM_TABLE = SMEM_BARS + N_STAGES * 16;
+constexpr uint32_t SMEM_BYTES = SMEM_TABLE + 2 * (MAX_EXPERTS + 1) * 4 + 1024;
+static_assert(SMEM_BYTES <= 232448, "shared memory");
+
+constexpr uint32_t BAR_MATH = 1;
+
+struct params {
+    const uint8_t *w;       /* packed */
+    const float *w_scales;  /* [n_experts][n_tiles][n_kb] */
+    const uint16_t *bias;   /* [n_experts][rows] */
+    const uint8_t *in;      /* [n_kb][n_positions][128] */
+    const float *in_scales; /* [n_kb][n_positions] */
+    uint8_t *z;             /* gate_up: quantised */
+    float *z_scales;
+    float *y; /* down */
+    const uint32_t *expert_begin;
+    uint32_t n_experts, n_positions;
+    uint32_t rows, n_tiles, n_kb;
+    float alpha, limit;
+};
+
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+__device__ __forceinline__ void quant_scales(float amax, float *scale, float *inv)
+{
+    amax = fmaxf(amax, 0x1p-100f);
+    *scale = __fdiv_rn(amax, 448.0f);
+    *inv = __fdiv_rn(448.0f, amax);
+}
+
+/* lo in the low byte */
+__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+
+/* --- the work of the device --- */
+
+/* How an expert's n tokens are cut: tiles of `width`. A cluster takes tiles in pairs. */
+template <int CLUSTER> __host__ __device__ __forceinline__ uint32_t tile_count(uint32_t n)
+{
+    return CLUSTER * ((n + CLUSTER * N_MAX - 1) / (CLUSTER * N_MAX));
+}
+
+__device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
+{
+    return ((n + n_tiles - 1) / n_tiles + WIDTH_STEP - 1) / WIDTH_STEP * WIDTH_STEP;
+}
+
+/* table[e]: clusters' tiles before expert e; pos[e]: its first position. One warp. */
+template <int CLUSTER>
+__device__ void count_tiles(const uint32_t *begin, uint32_t n_experts, uint32_t *table, uint32_t *pos)
+{
+    uint32_t lane = threadIdx.x % 32, sum_tiles = 0, sum_pos = 0;
+    for (uint32_t first = 0; first < n_experts; first += 32) {
+        uint32_t e = first + lane, n = e < n_experts ? begin[e + 1] - begin[e] : 0;
+        uint32_t tiles = tile_count<CLUSTER>(n) / CLUSTER, padded = (n + 7) / 8 * 8;
+        uint32_t upto = tiles, upto_pos = padded;
+        for (uint32_t i = 1; i < 32; i *= 2) {
+            uint32_t a = __shfl_up_sync(0xffffffffu, upto, i);
+            uint32_t b = __shfl_up_sync(0xffffffffu, upto_pos, i);
+            upto += lane >= i ? a : 0;
+            upto_pos += lane >= i ? b : 0;
+        }
+        if (e < n_experts) {
+            table[e] = sum_tiles + upto - tiles;
+            pos[e] = sum_pos + upto_pos - padded;
+        }
+        sum_tiles += __shfl_sync(0xffffffffu, upto, 31);
+        sum_pos += __shfl_sync(0xffffffffu, upto_pos, 31);
+    }
+    if (lane == 0) {
+        table[n_experts] = sum_tiles;
+        pos[n_experts] = sum_pos;
+    }
+}
+
+struct item {
+    uint32_t expert, part; /* part: pair of row tiles */
+    uint32_t position;     /* of the tile's first token */
+    uint32_t slot;
+    uint32_t width;
+    int32_t n_valid; /* may be 0 or less */
+};
+
+/* The items of a cluster: every n-th, ordered by expert, rows, tokens. */
+template <int CLUSTER> struct run {
+    uint32_t at, end, expert;
+    __device__ run(const uint32_t *table, uint32_t n_experts, uint32_t n_parts)
+        : at(blockIdx.x / CLUSTER), end(table[n_experts] * n_parts), expert(0)
+    {
+    }
+    __device__ __forceinline__ void next()
+    {
+        at += gridDim.x / CLUSTER;
+    }
+    __device__ __forceinline__ struct item get(const struct params &p, const uint32_t *table,
+                                               const uint32_t *pos, uint32_t n_parts, uint32_t rank)
+    {
+        while (at >= table[expert + 1] * n_parts) {
+            expert++;
+        }
+        uint32_t n = p.expert_begin[expert + 1] - p.expert_begin[expert];
+        uint32_t n_pairs = table[expert + 1] - table[expert];
+        uint32_t in = at - table[expert] * n_parts;
+        uint32_t tile = in % n_pairs * CLUSTER + rank;
+        struct item item;
+        item.expert = expert;
+        item.part = in / n_pairs;
+        item.width = tile_width(n, n_pairs * CLUSTER);
+        item.position = pos[expert] + tile * item.width;
+        item.slot = p.expert_begin[expert] + tile * item.width;
+        item.n_valid = (int32_t)n - (int32_t)(tile * item.width);
+        item.n_valid = item.n_valid > (int32_t)item.width ? (int32_t)item.width : item.n_valid;
+        return item;
+    }
+};
+
+struct ring {
+    uint32_t slot, phase;
+    __device__ __forceinline__ void next()
+    {
+        if (++slot == N_STAGES) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* --- copying --- */
+
+template <int CLUSTER>
+__device__ void produce(const struct params &p, const CUtensorMap *map, const uint32_t *table,
+                        const uint32_t *pos, uint32_t smem)
+{
+    const uint32_t rank = CLUSTER > 1 ? cluster_rank() : 0, n_parts = (p.n_tiles + 1) / 2;
+    const uint64_t policy = policy_evict_normal();
+    struct ring ring = {0, 0};
+    for (struct run<CLUSTER> run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
+        struct item item = run.get(p, table, pos, n_parts, rank);
+        uint32_t tile = item.expert * p.n_tiles + 2 * item.part;
+        uint32_t n_subs = 2 * item.part + 1 < p.n_tiles ? 2 : 1;
+        for (uint32_t kb = 0; kb < p.n_kb; kb++) {
+            uint32_t full = smem + SMEM_BARS + ring.slot * 16;
+            uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE;
+            mbar_wait(full + 8, ring.phase ^ 1);
+            mbar_expect(full, n_subs * W_BYTES + item.width * 132);
+            if (CLUSTER > 1) {
+                if (rank < n_subs) {
+                    tensor_load_multicast(stage + rank * W_BYTES, map, 0,
+                                          (int32_t)(((tile + rank) * p.n_kb + kb) * 128), full, 3);
+                }
+            } else {
+                for (uint32_t sub = 0; sub < n_subs; sub++) {
+                    bulk_load(stage + sub * W_BYTES,
+                              p.w + ((uint64_t)(tile + sub) * p.n_kb + kb) * W_BYTES, W_BYTES, full,
+                              policy);
+                }
+            }
+            uint64_t at = (uint64_t)kb * p.n_positions + item.position;
+            bulk_load(stage + STAGE_TOKENS, p.in + at * 128, item.width * 128, full, policy);
+            bulk_load(stage + STAGE_SCALES, p.in_scales + at, item.width * 4, full, policy);
+            ring.next();
+        }
+    }
+}
+
+/* --- multiplying --- */
+
+/* A warp is done with a stage, in all blocks of the cluster. */
+template <int CLUSTER> __device__ __forceinline__ void release(uint32_t empty)
+{
+    if (CLUSTER > 1) {
+        if (threadIdx.x % 32 < CLUSTER) {
+            mbar_arrive_cluster(empty, threadIdx.x % 32);
+        }
+    } else if (threadIdx.x % 32 == 0) {
+        mbar_arrive(empty);
+    }
+}
+
+/* Scales of tokens 8i + 2t and 8i + 2t + 1 times that of the weights. */
+template <int N, int FIRST, int LAST>
+__device__ __forceinline__ void load_scales(float (&scale)[N / 4], uint32_t at, float w_scale)
+{
+#pragma unroll
+    for (int i = FIRST; i < LAST; i++) {
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(scale[2 * i]), "=f"(scale[2 * i + 1])
+                     : "r"(at + i * 32));
+        scale[2 * i] *= w_scale;
+        scale[2 * i + 1] *= w_scale;
+    }
+}
+
+/* acc[s] += W x of this warpgroup's 64 rows of tile s and N tokens, for the first n_subs tiles. */
+template <int N, int CLUSTER>
+__device__ __forceinline__ void multiply(const struct params &p, const struct item &item, uint32_t n_subs,
+                                         uint32_t smem, struct ring &ring, float (&acc)[2][N / 2])
+{
+    const uint32_t wg = threadIdx.x / 128 - 1, t = threadIdx.x % 4;
+    const float *w_scales =
+        p.w_scales + ((uint64_t)item.expert * p.n_tiles + 2 * item.part) * p.n_kb;
+    const uint32_t second = 2 * item.part + 1 < p.n_tiles ? p.n_kb : 0;
+    float w_scale[2] = {__ldg(w_scales), __ldg(w_scales + second)};
+    for (uint32_t kb = 0; kb < p.n_kb; kb++) {
+        uint32_t full = smem + SMEM_BARS + ring.slot * 16;
+        uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE;
+        uint32_t next = kb + 1 < p.n_kb ? kb + 1 : kb;
+        float next_scale[2] = {__ldg(w_scales + next), __ldg(w_scales + second + next)};
+        mbar_wait(full, ring.phase);
+#pragma unroll
+        for (uint32_t sub = 0; sub < 2; sub++) {
+            float raw[N / 2];
+            if (sub < n_subs) {
+                uint32_t a = wgmma_desc_low(stage + sub * W_BYTES + wg * 8192);
+                uint32_t b = wgmma_desc_low(stage + STAGE_TOKENS);
+                wgmma_hold(raw);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    wgmma_e4m3_ss<N>(raw, wgmma_desc(a + k * 2), wgmma_desc(b + k * 2), k != 0);
+                }
+                wgmma_commit();
+                /* Half of the scales while the tensor cores work, half after: registers are short. */
+                constexpr int HALF = N / 16;
+                float scale[N / 4];
+                load_scales<N, 0, HALF>(scale, stage + STAGE_SCALES + t * 8, w_scale[sub]);
+                wgmma_wait<0>();
+                wgmma_hold(raw);
+                load_scales<N, HALF, N / 8>(scale, stage + STAGE_SCALES + t * 8, w_scale[sub]);
+                if (sub + 1 == n_subs) {
+                    release<CLUSTER>(full + 8);
+                }
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) {
+                    acc[sub][i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[sub][i]);
+                }
+            }
+        }
+        if (n_subs == 0) {
+            release<CLUSTER>(full + 8);
+        }
+        w_scale[0] = next_scale[0];
+        w_scale[1] = next_scale[1];
+        ring.next();
+    }
+}
+
+__device__ __forceinline__ float bias_of(const struct params &p, uint32_t expert, uint32_t row)
+{
+    return row < p.rows ? __uint_as_float((uint32_t)p.bias[(uint64_t)expert * p.rows + row] << 16) : 0.0f;
+}
+
+template <int N> __device__ __forceinline__ void start(float (&acc)[N / 2], float low, float high)
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        acc[i] = i % 4 < 2 ? low : high;
+    }
+}
+
+/* z of a tile in pairs of tokens: word i holds tokens 8i + 2t and 8i + 2t + 1 of channel (row pair) g. */
+template <int N>
+__device__ __forceinline__ void activate(const struct params &p, const float (&acc)[N / 2],
+                                         uint32_t (&z)[N / 8])
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        float v[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float gate = fminf(acc[4 * i + j], p.limit);
+            float up = fminf(fmaxf(acc[4 * i + 2 + j], -p.limit), p.limit);
+            v[j] = gate * sigmoid(p.alpha * gate) * (up + 1.0f);
+        }
+        __nv_bfloat162 pair = __floats2bfloat162_rn(v[0], v[1]);
+        z[i] = *(uint32_t *)&pair;
+    }
+}
+
+/* Largest |z| of the warp's 8 channels, to row `entry` of the table. */
+template <int N>
+__device__ __forceinline__ void note_amax(const uint32_t (&z)[N / 8], uint32_t *amax, uint32_t entry)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        uint32_t word = z[i] & 0x7fff7fffu;
+        __nv_bfloat162 m = *(__nv_bfloat162 *)&word;
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) {
+            uint32_t other = __shfl_xor_sync(0xffffffffu, word, d);
+            m = __hmax2(m, *(__nv_bfloat162 *)&other);
+            word = *(uint32_t *)&m;
+        }
+        if (threadIdx.x % 32 < 4) {
+            amax[entry * (N_MAX / 2) + i * 4 + threadIdx.x % 4] = word;
+        }
+    }
+}
+
+/* Bytes of one channel into the image. */
+template <int N>
+__device__ __forceinline__ void quantise(const uint32_t (&z)[N / 8], const float *inv, uint8_t *image,
+                                         uint32_t channel)
+{
+    const uint32_t t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        uint32_t token = 8 * i + 2 * t;
+        uint32_t pair = e4m3_pair(__uint_as_float(z[i] << 16) * inv[token],
+                                  __uint_as_float(z[i] & 0xffff0000u) * inv[token + 1]);
+        uint32_t piece = channel / 16, in = channel % 16;
+        image[token * 128 + (piece ^ (2 * t)) * 16 + in] = (uint8_t)pair;
+        image[(token + 1) * 128 + (piece ^ (2 * t + 1)) * 16 + in] = (uint8_t)(pair >> 8);
+    }
+}
+
+template <int N, int CLUSTER>
+__device__ __forceinline__ void gate_up_item(const struct params &p, const struct item &item,
+                                             uint8_t *base, uint32_t smem, struct ring &ring)
+{
+    const uint32_t tid = threadIdx.x - 128, warp = tid / 32, g = tid % 32 / 4;
+    uint32_t *amax = (uint32_t *)(base + SMEM_AMAX);
+    float *inv = (float *)(base + SMEM_INV);
+    uint8_t *image = base + SMEM_IMAGE;
+    const uint32_t n_subs = 2 * item.part + 1 < p.n_tiles ? 2 : 1;
+    float acc[2][N / 2];
+    uint32_t z[2][N / 8];
+#pragma unroll
+    for (uint32_t sub = 0; sub < 2; sub++) {
+        uint32_t row = (2 * item.part + sub) * 128 + warp * 16 + 2 * g;
+        start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 1));
+    }
+    multiply<N, CLUSTER>(p, item, n_subs, smem, ring, acc);
+    /* Rows past the matrix have neither weights nor bias, so their z is zero. */
+#pragma unroll
+    for (uint32_t sub = 0; sub < 2; sub++) {
+        activate<N>(p, acc[sub], z[sub]);
+        note_amax<N>(z[sub], amax, sub * 8 + warp);
+    }
+    if (tid == 0) {
+        bulk_store_wait_read();
+    }
+    bar_sync(BAR_MATH, 256);
+    if (tid < N / 2) {
+        uint32_t word = amax[tid];
+        __nv_bfloat162 m = *(__nv_bfloat162 *)&word;
+        for (uint32_t i = 1; i < 16; i++) {
+            word = amax[i * (N_MAX / 2) + tid];
+            m = __hmax2(m, *(__nv_bfloat162 *)&word);
+        }
+        float scale[2];
+        quant_scales(__low2float(m), &scale[0], &inv[2 * tid]);
+        quant_scales(__high2float(m), &scale[1], &inv[2 * tid + 1]);
+        float *out = p.z_scales + (uint64_t)item.part * p.n_positions + item.position;
+        for (int32_t j = 0; j < 2; j++) {
+            if ((int32_t)(2 * tid) + j < item.n_valid) {
+                out[2 * tid + j] = scale[j];
+            }
+        }
+    }
+    bar_sync(BAR_MATH, 256);
+#pragma unroll
+    for (uint32_t sub = 0; sub < 2; sub++) {
+        quantise<N>(z[sub], inv, image, sub * 64 + warp * 8 + g);
+    }
+    fence_async_shared();
+    bar_sync(BAR_MATH, 256);
+    if (tid == 0 && item.n_valid > 0) {
+        bulk_store(p.z + ((uint64_t)item.part * p.n_positions + item.position) * 128,
+                   smem + SMEM_IMAGE, (uint32_t)item.n_valid * 128);
+    }
+}
+
+template <int N, int CLUSTER>
+__device__ __forceinline__ void down_item(const struct params &p, const struct item &item, uint32_t smem,
+                                          struct ring &ring)
+{
+    const uint32_t tid = threadIdx.x - 128, t = tid % 4;
+    const uint32_t row0 = item.part * 256 + tid / 32 * 16 + tid % 32 / 4;
+    /* What a warpgroup has of the last rows: two, one or no times 64. */
+    const uint32_t first = item.part * 256 + tid / 128 * 64;
+    const uint32_t n_subs = first + 128 < p.rows ? 2 : first < p.rows ? 1 : 0;
+    float acc[2][N / 2];
+#pragma unroll
+    for (uint32_t sub = 0; sub < 2; sub++) {
+        uint32_t row = row0 + sub * 128;
+        start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 8));
+    }
+    multiply<N, CLUSTER>(p, item, n_subs, smem, ring, acc);
+#pragma unroll
+    for (uint32_t sub = 0; sub < 2; sub++) {
+        uint32_t row = row0 + sub * 128;
+        float *y = p.y + (uint64_t)item.slot * p.rows + row;
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            int32_t token = i / 2 * 8 + 2 * t + i % 2;
+            if (token < item.n_valid && row < p.rows) {
+                y[(uint64_t)token * p.rows] = acc[sub][i / 2 * 4 + i % 2];
+            }
+            if (token < item.n_valid && row + 8 < p.rows) {
+                y[(uint64_t)token * p.rows + 8] = acc[sub][i / 2 * 4 + 2 + i % 2];
+            }
+        }
+    }
+}
+
+template <bool GATE_UP, int CLUSTER, int N>
+__device__ __forceinline__ void do_item(const struct params &p, const struct item &item, uint8_t *base,
+                                        uint32_t smem, struct ring &ring)
+{
+    if constexpr (GATE_UP) {
+        gate_up_item<N, CLUSTER>(p, item, base, smem, ring);
+    } else {
+        down_item<N, CLUSTER>(p, item, smem, ring);
+    }
+}
+
+template <bool GATE_UP, int CLUSTER>
+__device__ void consume(const struct params &p, const uint32_t *table, const uint32_t *pos, uint8_t *base,
+                        uint32_t smem)
+{
+    const uint32_t rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const uint32_t n_parts = (p.n_tiles + 1) / 2;
+    struct ring ring = {0, 0};
+    for (struct run<CLUSTER> run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
+        struct item item = run.get(p, table, pos, n_parts, rank);
+        switch (item.width / 16) {
+        case 1:
+            do_item<GATE_UP, CLUSTER, 16>(p, item, base, smem, ring);
+            break;
+        case 2:
+            do_item<GATE_UP, CLUSTER, 32>(p, item, base, smem, ring);
+            break;
+        case 3:
+            do_item<GATE_UP, CLUSTER, 48>(p, item, base, smem, ring);
+            break;
+        case 4:
+            do_item<GATE_UP, CLUSTER, 64>(p, item, base, smem, ring);
+            break;
+        case 5:
+            do_item<GATE_UP, CLUSTER, 80>(p, item, base, smem, ring);
+            break;
+        case 6:
+            do_item<GATE_UP, CLUSTER, 96>(p, item, base, smem, ring);
+            break;
+        case 7:
+            do_item<GATE_UP, CLUSTER, 112>(p, item, base, smem, ring);
+            break;
+        default:
+            do_item<GATE_UP, CLUSTER, 128>(p, item, base, smem, ring);
+            break;
+        }
+    }
+    if (GATE_UP && threadIdx.x == 128) {
+        bulk_store_wait();
+    }
+}
+
+template <bool GATE_UP, int CLUSTER>
+__global__ void __launch_bounds__(N_THREADS, 1)
+    moe_fp8(const __grid_constant__ struct params p, const __grid_constant__ CUtensorMap map)
+{
+    extern __shared__ uint8_t raw[];
+    const uint32_t smem = (smem_addr(raw) + 1023) / 1024 * 1024;
+    uint8_t *base = raw + (smem - smem_addr(raw));
+    uint32_t *table = (uint32_t *)(base + SMEM_TABLE), *pos = table + MAX_EXPERTS + 1;
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < N_STAGES; i++) {
+            mbar_init(smem + SMEM_BARS + i * 16, 1);
+            mbar_init(smem + SMEM_BARS + i * 16 + 8, 8 * CLUSTER);
+        }
+        mbar_init_fence();
+    }
+    grid_wait();
+    if (threadIdx.x < 32) {
+        count_tiles<CLUSTER>(p.expert_begin, p.n_experts, table, pos);
+    }
+    __syncthreads();
+    if (CLUSTER > 1) {
+        cluster_sync();
+    }
+    if (threadIdx.x < 128) {
+        regs_drop<24>();
+        if (threadIdx.x == 0) {
+            produce<CLUSTER>(p, &map, table, pos, smem);
+        }
+        __syncwarp();
+    } else {
+        regs_raise<240>();
+        consume<GATE_UP, CLUSTER>(p, table, pos, base, smem);
+        __syncwarp();
+    }
+    grid_launch_dependents();
+    if (CLUSTER > 1) {
+        cluster_sync(); /* the other block may still copy to and arrive in this one */
+    }
+}
+
+/* --- quantising x --- */
+
+struct quant_params {
+    const uint16_t *x;
+    const uint32_t *expert_begin, *row_slots;
+    uint8_t *out;
+    float *scales;
+    uint32_t n_rows, k, n_experts, cols, n_positions;
+};
+
+constexpr uint32_t QUANT_THREADS = 384;
+
+/* A block takes whole rows; 16 threads a group of 128 columns; every slot of the row gets the same bytes. */
+__global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_constant__ quant_params p)
+{
+    __shared__ uint32_t table[MAX_EXPERTS + 1], pos[MAX_EXPERTS + 1], begin[MAX_EXPERTS + 1];
+    __shared__ uint32_t position[16];
+    grid_wait();
+    if (threadIdx.x < 32) {
+        count_tiles<1>(p.expert_begin, p.n_experts, table, pos);
+    }
+    for (uint32_t e = threadIdx.x; e <= p.n_experts; e += QUANT_THREADS) {
+        begin[e] = p.expert_begin[e];
+    }
+    __syncthreads();
+    const uint32_t lane = threadIdx.x % 16, n_kb = (p.cols + 127) / 128;
+    for (uint32_t row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
+        if (threadIdx.x < p.k) {
+            uint32_t slot = p.row_slots[(uint64_t)row * p.k + threadIdx.x], low = 0, high = p.n_experts;
+            while (high - low > 1) {
+                uint32_t mid = (low + high) / 2;
+                if (begin[mid] <= slot) {
+                    low = mid;
+                } else {
+                    high = mid;
+                }
+            }
+            position[threadIdx.x] = slot == 0xffffffffu ? slot : slot - begin[low] + pos[low];
+        }
+        __syncthreads();
+        for (uint32_t kb = threadIdx.x / 16; kb < (n_kb + 1) / 2 * 2; kb += QUANT_THREADS / 16) {
+            uint32_t c = kb * 128 + lane * 8;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (c < p.cols) {
+                v = *(const uint4 *)(p.x + (uint64_t)row * p.cols + c);
+            }
+            const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+            float f[8], amax = 0.0f, scale, inv;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                f[i] = __uint_as_float(i % 2 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16);
+                amax = fmaxf(amax, fabsf(f[i]));
+            }
+#pragma unroll
+            for (int d = 1; d < 16; d *= 2) {
+                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
+            }
+            quant_scales(amax, &scale, &inv);
+            uint2 q;
+            q.x = e4m3_pair(f[0] * inv, f[1] * inv) | e4m3_pair(f[2] * inv, f[3] * inv) << 16;
+            q.y = e4m3_pair(f[4] * inv, f[5] * inv) | e4m3_pair(f[6] * inv, f[7] * inv) << 16;
+            for (uint32_t i = 0; i < p.k && kb < n_kb; i++) {
+                if (position[i] == 0xffffffffu) {
+                    continue;
+                }
+                uint64_t at = (uint64_t)kb * p.n_positions + position[i];
+                *(uint2 *)(p.out + at * 128 + ((lane / 2) ^ (position[i] % 8)) * 16 + lane % 2 * 8) = q;
+                if (lane == 0) {
+                    p.scales[at] = scale;
+                }
+            }
+        }
+        __syncthreads();
+    }
+    grid_launch_dependents();
+}
+
+uint32_t div_up(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* grid 0: as many blocks as run at once, in whole clusters. Not every multiprocessor finds a partner in its
+ * part of the chip, and blocks of a persistent grid that have to wait would double the time. */
+template <typename... P>
+cudaError_t launch(void (*kernel)(P...), uint32_t grid, uint32_t block, uint32_t smem, uint32_t cluster,
+                   cudaStream_t stream, const P &...p)
+{
+    cudaError_t err =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    if (err != cudaSuccess) {
+        return err;
+    }
+    cudaLaunchAttribute attr[2] = {};
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributeClusterDimension;
+    attr[1].val.clusterDim.x = cluster;
+    attr[1].val.clusterDim.y = 1;
+    attr[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid == 0 ? cluster : grid);
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    if (grid == 0) {
+        int n_clusters = 0;
+        config.attrs = attr + 1;
+        config.numAttrs = 1;
+        err = cudaOccupancyMaxActiveClusters(&n_clusters, kernel, &config);
+        if (err != cudaSuccess || n_clusters == 0) {
+            return err != cudaSuccess ? err : cudaErrorInvalidConfiguration;
+        }
+        config.gridDim.x = (uint32_t)n_clusters * cluster;
+    }
+    config.attrs = attr;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kernel, p...);
+}
+
+/* Packed weights as rows of 128 bytes, in boxes of a tile. */
+cudaError_t make_map(const uint8_t *w, uint64_t n_rows, CUtensorMap *ret_map)
+{
+    typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                               CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                               CUtensorMapFloatOOBfill);
+    void *encode = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
+                                                       cudaEnableDefault, &found);
+    if (err != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+        return err != cudaSuccess ? err : cudaErrorNotSupported;
+    }
+    const cuuint64_t dims[2] = {128, n_rows}, strides[1] = {128};
+    const cuuint32_t box[2] = {128, 128}, steps[2] = {1, 1};
+    CUresult r = ((encode_fn *)encode)(ret_map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)w, dims, strides,
+                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+} // namespace
+
+struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32_t n_experts,
+                                             uint32_t hidden, uint32_t inter)
+{
+    struct dmk_moe_fp8_layout l;
+    /* Tiles may read, and ignore, up to two of them past the last position. */
+    l.n_positions = (n_rows * k + 8 * n_experts + 2 * N_MAX + 63) / 64 * 64;
+    l.x_blocks = div_up(hidden, 128);
+    l.z_blocks = div_up(inter, 128);
+    l.x = 0;
+    l.z = l.x + (size_t)l.x_blocks * l.n_positions * 128;
+    l.x_scales = l.z + (size_t)l.z_blocks * l.n_positions * 128;
+    l.z_scales = l.x_scales + (size_t)l.x_blocks * l.n_positions * 4;
+    l.bytes = l.z_scales + (size_t)l.z_blocks * l.n_positions * 4;
+    return l;
+}
+
+cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, uint32_t cluster,
+                             cudaStream_t stream)
+{
+    if (a->n_experts > MAX_EXPERTS || a->k > 16 || a->gate_up.cols % 8 != 0 || cluster > 2) {
+        return cudaErrorInvalidValue;
+    }
+    if (a->n_rows == 0) {
+        return cudaSuccess;
+    }
+    int device, n_sms;
+    cudaError_t err = cudaGetDevice(&device);
+    if (err == cudaSuccess) {
+        err = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (err != cudaSuccess) {
+        return err;
+    }
+    cluster = cluster == 0 ? 2 : cluster;
+    const struct dmk_moe_fp8_layout l =
+        dmk_moe_fp8_layout(a->n_rows, a->k, a->n_experts, a->gate_up.cols, a->down.cols);
+    uint8_t *scratch = (uint8_t *)a->scratch;
+    if (step == 0) {
+        quant_params q = {a->x,      a->expert_begin, a->row_slots,   scratch + l.x, (float *)(scratch + l.x_scales),
+                          a->n_rows, a->k,            a->n_experts, a->gate_up.cols, l.n_positions};
+        uint32_t grid = a->n_rows < (uint32_t)n_sms * 4 ? a->n_rows : (uint32_t)n_sms * 4;
+        return launch(moe_fp8_quantise, grid, QUANT_THREADS, 0, 1, stream, q);
+    }
+    const struct dmk_moe_matrix *m = step == 1 ? &a->gate_up : &a->down;
+    struct params p = {};
+    p.w = m->packed;
+    p.w_scales = m->scales;
+    p.bias = m->bias;
+    p.in = scratch + (step == 1 ? l.x : l.z);
+    p.in_scales = (const float *)(scratch + (step == 1 ? l.x_scales : l.z_scales));
+    p.z = scratch + l.z;
+    p.z_scales = (float *)(scratch + l.z_scales);
+    p.y = a->y;
+    p.expert_begin = a->expert_begin;
+    p.n_experts = a->n_experts;
+    p.n_positions = l.n_positions;
+    p.rows = m->rows;
+    p.n_tiles = div_up(m->rows, 128);
+    p.n_kb = div_up(m->cols, 128);
+    p.alpha = a->alpha;
+    p.limit = a->limit;
+    CUtensorMap map;
+    err = make_map(p.w, (uint64_t)p.n_experts * p.n_tiles * p.n_kb * 128, &map);
+    if (err != cudaSuccess) {
+        return err;
+    }
+    auto *kernel = step == 1 ? (cluster == 2 ? moe_fp8<true, 2> : moe_fp8<true, 1>)
+                             : (cluster == 2 ? moe_fp8<false, 2> : moe_fp8<false, 1>);
+    return launch(kernel, 0, N_THREADS, SMEM_BYTES, cluster, stream, p, map);
+}
+
+cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, uint32_t cluster, cudaStream_t stream)
+{
+    cudaError_t err = cudaSuccess;
+    for (uint32_t step = 0; step < 3 && err == cudaSuccess; step++) {
+        err = dmk_moe_fp8_step(args, step, cluster, stream);
+    }
+    return err;
+}

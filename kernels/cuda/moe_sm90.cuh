@@ -1,0 +1,227 @@
+/* Instructions of sm_90a that C++ has no words for: mbarriers, bulk copies, named barriers, fences, wgmma.
+ *
+ * Thin and without state; each wrapper is one instruction or one loop around it. Shared memory is named
+ * by its 32-bit address (`smem_addr`). A wait that never ends is a bug of the caller: there is no
+ * time-out on the device. */
+#pragma once
+
+#include <stdint.h>
+#include <cuda_bf16.h>
+
+namespace dmk
+{
+
+__device__ __forceinline__ uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* --- mbarrier --- */
+
+__device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine and to the other blocks of the cluster. */
+__device__ __forceinline__ void mbar_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void mbar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* The same barrier in block `rank` of the cluster. */
+__device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again%=;\n}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* --- bulk copies --- */
+
+/* Global to shared, completes `bytes` on the barrier. Addresses and size are multiples of 16. */
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
+                                          uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
+/* A box of a 2D tensor map, at column x and row y, to every block in `mask`. Plain bulk copies can be
+ * multicast as well, but at a tenth of the speed. */
+__device__ __forceinline__ void tensor_load_multicast(uint32_t dst, const void *map, int32_t x, int32_t y,
+                                                      uint32_t bar, uint16_t mask)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(void *dst, uint32_t src, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(dst),
+                 "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+/* The source of earlier bulk stores of this thread may be written again. */
+__device__ __forceinline__ void bulk_store_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void bulk_store_wait()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint64_t policy_evict_first()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t policy_evict_normal()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* Ordinary stores to shared memory become visible to the tensor cores and the copy engine. */
+__device__ __forceinline__ void fence_async_shared()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* --- barriers among some warps of a block --- */
+
+__device__ __forceinline__ void bar_sync(uint32_t id, uint32_t n_threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+__device__ __forceinline__ void bar_arrive(uint32_t id, uint32_t n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+/* --- launches that overlap --- */
+
+/* Waits until the launches this one depends on are complete and their stores visible. */
+__device__ __forceinline__ void grid_wait()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void grid_launch_dependents()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* --- clusters --- */
+
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* --- registers of a warpgroup --- */
+
+template <uint32_t N> __device__ __forceinline__ void regs_raise()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <uint32_t N> __device__ __forceinline__ void regs_drop()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* --- wgmma --- */
+
+/* The caller's warpgroup, in a form that the compiler knows to be one number for the whole warp: addresses
+ * that follow from it stay in uniform registers. */
+__device__ __forceinline__ uint32_t warpgroup()
+{
+    return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+}
+
+/* Before the first wgmma, and whenever its registers were written by other instructions. */
+__device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Keeps the compiler from moving accesses of accumulators across. */
+template <int N> __device__ __forceinline__ void wgmma_hold(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
+/* Descriptor of a K-major operand in shared memory: rows of 128 bytes, the 16-byte piece c of row r at
+ * piece c ^ (r % 8), groups of 8 rows after each other. `addr` may point at a later K inside the row. Only
+ * the low half depends on the address, and adding bytes / 16 to it moves the operand: 32-bit arithmetic,
+ * and the high half is a constant. */
+__device__ __forceinline__ uint32_t wgmma_desc_low(uint32_t addr)
+{
+    return (addr & 0x3ffff) >> 4 | 1u << 16;
+}
+
+__device__ __forceinline__ uint64_t wgmma_desc(uint32_t low)
+{
+    uint64_t desc;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(desc) : "r"(low), "n"((1024 >> 4) | 1 << 30));
+    return desc;
+}
+
+} // namespace dmk

@@ -1,0 +1,261 @@
+/* Expert weights for the CUDA kernels: repacked MXFP4, and FP8 made from it. */
+#include "kernels/pack.h"
+
+#include <math.h>
+#include <string.h>
+#include "kernels/dtype.h"
+
+#define PACK_WG_COLS 192 /* columns of one warpgroup in a stage */
+#define FP8_TILE     128
+
+/* Row of the matrix that stands at row `at` of the packed one. In groups of 16 rows the first 8 are gates
+ * and the last 8 their ups, since one thread of a wgmma holds rows g and g + 8. */
+static uint32_t source_row(uint32_t at, bool paired)
+{
+    if (!paired) {
+        return at;
+    }
+    uint32_t in = at % 16;
+    return at / 16 * 16 + 2 * (in % 8) + in / 8;
+}
+
+static uint32_t packed_row(uint32_t row, bool paired)
+{
+    if (!paired) {
+        return row;
+    }
+    uint32_t in = row % 16;
+    return row / 16 * 16 + in / 2 + 8 * (in % 2);
+}
+
+static uint32_t div_up(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Where the 4 bits of code j (0, 1: row g, columns 2t and 2t + 1; 2, 3: row g + 8; 4 to 7: the same eight
+ * columns on) stand in a word: its magnitude shifted left, and its sign. */
+static const uint8_t code_mag_at[8] = {6, 22, 3, 19, 0, 16, 9, 25};
+static const uint8_t code_sign_at[8] = {15, 31, 12, 28, 13, 29, 14, 30};
+
+static uint32_t word_encode(const uint8_t code[8])
+{
+    uint32_t word = 0;
+    for (int j = 0; j < 8; j++) {
+        word |= (uint32_t)(code[j] & 7) << code_mag_at[j];
+        word |= (uint32_t)(code[j] >> 3) << code_sign_at[j];
+    }
+    return word;
+}
+
+static uint8_t matrix_code(const uint8_t *blocks, uint32_t rows, uint32_t cols, uint32_t row,
+                           uint32_t col)
+{
+    if (row >= rows || col >= cols) {
+        return 0;
+    }
+    uint8_t byte = blocks[((size_t)row * cols + col) / 2];
+    return col % 2 ? byte >> 4 : byte & 15;
+}
+
+size_t dmk_mxfp4_pack_bytes(uint32_t rows, uint32_t cols)
+{
+    return (size_t)div_up(rows, DMK_MXPACK_ROWS) * div_up(cols, DMK_MXPACK_STAGE_COLS) *
+           DMK_MXPACK_STAGE_BYTES;
+}
+
+/* The 16 bytes of one thread: four words, 64 columns. */
+static void pack_thread(const uint8_t *blocks, uint32_t rows, uint32_t cols, bool paired,
+                        uint32_t row0, uint32_t col0, uint32_t lane, uint8_t *dst)
+{
+    uint32_t row[2] = {source_row(row0 + lane / 4, paired),
+                       source_row(row0 + lane / 4 + 8, paired)};
+    for (uint32_t i = 0; i < 4; i++) {
+        uint8_t code[8];
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t col = col0 + 16 * i + 8 * (j / 4) + 2 * (lane % 4) + j % 2;
+            code[j] = matrix_code(blocks, rows, cols, row[j / 2 % 2], col);
+        }
+        uint32_t word = word_encode(code);
+        memcpy(dst + (size_t)4 * i, &word, sizeof(word));
+    }
+}
+
+/* Bytes of a stage's scales: warpgroup, warp, row g, block of 32 columns, row g or g + 8. Stored is the
+ * exponent field of the bf16 multiplier, scale + 126. */
+static size_t pack_scales(const uint8_t *scales, uint32_t rows, uint32_t cols, bool paired,
+                          uint32_t row0, uint32_t col0, uint8_t *dst)
+{
+    size_t n_bad = 0;
+    for (uint32_t i = 0; i < 3 * 384; i++) {
+        uint32_t wg = i / 384, warp = i / 96 % 4, g = i / 12 % 8, block = i / 2 % 6;
+        uint32_t row = source_row(row0 + 16 * warp + g + 8 * (i % 2), paired);
+        uint32_t col = col0 + wg * PACK_WG_COLS + 32 * block;
+        uint8_t scale = 1;
+        if (row < rows && col < cols) {
+            scale = scales[(size_t)row * (cols / 32) + col / 32];
+        }
+        n_bad += scale > DMK_MXPACK_MAX_SCALE;
+        dst[i] = (uint8_t)(scale + 126);
+    }
+    return n_bad;
+}
+
+size_t dmk_mxfp4_pack(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                      bool paired, uint8_t *dst)
+{
+    size_t n_bad = 0;
+    uint32_t n_stages = div_up(cols, DMK_MXPACK_STAGE_COLS);
+    for (uint32_t tile = 0; tile < div_up(rows, DMK_MXPACK_ROWS); tile++) {
+        for (uint32_t s = 0; s < n_stages; s++) {
+            for (uint32_t i = 0; i < 9 * 128; i++) {
+                uint32_t quad = i / 128, thread = i % 128;
+                pack_thread(blocks, rows, cols, paired, tile * DMK_MXPACK_ROWS + thread / 32 * 16,
+                            s * DMK_MXPACK_STAGE_COLS + quad * 64, thread % 32,
+                            dst + (size_t)16 * i);
+            }
+            n_bad += pack_scales(scales, rows, cols, paired, tile * DMK_MXPACK_ROWS,
+                                 s * DMK_MXPACK_STAGE_COLS, dst + DMK_MXPACK_CODE_BYTES);
+            dst += DMK_MXPACK_STAGE_BYTES;
+        }
+    }
+    return n_bad;
+}
+
+float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols, bool paired,
+                             uint32_t row, uint32_t col)
+{
+    (void)rows;
+    uint32_t at = packed_row(row, paired), in = at % DMK_MXPACK_ROWS;
+    uint32_t stage =
+        at / DMK_MXPACK_ROWS * div_up(cols, DMK_MXPACK_STAGE_COLS) + col / DMK_MXPACK_STAGE_COLS;
+    const uint8_t *src = packed + (size_t)stage * DMK_MXPACK_STAGE_BYTES;
+    uint32_t c = col % DMK_MXPACK_STAGE_COLS, warp = in / 16, high = in / 8 % 2, g = in % 8;
+    uint32_t thread = 32 * warp + 4 * g + c % 8 / 2;
+    uint32_t j = c / 8 % 2 * 4 + 2 * high + c % 2, word;
+    memcpy(&word, src + ((size_t)c / 64 * 128 + thread) * 16 + c / 16 % 4 * 4, sizeof(word));
+    uint32_t code = (word >> code_mag_at[j] & 7) | (word >> code_sign_at[j] & 1) << 3;
+    uint32_t block = c % PACK_WG_COLS / 32;
+    uint8_t field =
+        src[DMK_MXPACK_CODE_BYTES + c / PACK_WG_COLS * 384 + warp * 96 + g * 12 + 2 * block + high];
+    /* The multiplier has the exponent field as stored, bias 127; the code counts for 2^-126 less. */
+    return ldexpf(dmk_e2m1_to_f32(code), field - 127 - 126);
+}
+
+float dmk_e4m3_to_f32(uint8_t code)
+{
+    int exponent = code >> 3 & 15, mantissa = code & 7;
+    float x = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    if ((code & 0x7f) == 0x7f) {
+        x = NAN;
+    }
+    return code & 0x80 ? -x : x;
+}
+
+uint8_t dmk_f32_to_e4m3(float x)
+{
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    float a = fabsf(x);
+    if (isnan(x)) {
+        return sign | 0x7f;
+    }
+    if (a == 0.0f) {
+        return sign;
+    }
+    if (a >= 464.0f) { /* halfway to the first number that is not there */
+        return sign | 0x7e;
+    }
+    int exponent;
+    (void)frexpf(a, &exponent); /* a = f * 2^exponent, f in [0.5, 1) */
+    exponent = exponent < -5 ? -5 : exponent;
+    /* Units of the last place of this octave; rounding up into the next one lands on its first code. */
+    int units = (int)rintf(ldexpf(a, 4 - exponent));
+    int code = (exponent + 5) * 8 + units;
+    return sign | (uint8_t)(code > 0x7e ? 0x7e : code);
+}
+
+/* Largest and smallest scale of the groups of a 128 x 128 block that are not all zero. */
+static void block_range(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                        uint32_t row0, uint32_t col0, int *ret_min, int *ret_max)
+{
+    int min = 255, max = -1;
+    for (uint32_t r = row0; r < rows && r < row0 + DMK_FP8_BLOCK; r++) {
+        for (uint32_t c = col0; c < cols && c < col0 + DMK_FP8_BLOCK; c += DMK_MXFP4_BLOCK) {
+            size_t group = ((size_t)r * cols + c) / DMK_MXFP4_BLOCK;
+            uint8_t any = 0;
+            for (int i = 0; i < DMK_MXFP4_BLOCK_BYTES; i++) {
+                any |= blocks[group * DMK_MXFP4_BLOCK_BYTES + i] & 0x77;
+            }
+            if (any) {
+                min = scales[group] < min ? scales[group] : min;
+                max = scales[group] > max ? scales[group] : max;
+            }
+        }
+    }
+    *ret_min = min;
+    *ret_max = max;
+}
+
+/* Codes of the 16 values times 2^shift; below -14 all of them round to zero. */
+#define SHIFT_LOW  (-14)
+#define SHIFT_HIGH 6
+typedef uint8_t shift_table[SHIFT_HIGH - SHIFT_LOW + 1][16];
+
+static void fill_shift_table(shift_table table)
+{
+    for (int shift = SHIFT_LOW; shift <= SHIFT_HIGH; shift++) {
+        for (uint32_t code = 0; code < 16; code++) {
+            table[shift - SHIFT_LOW][code] = dmk_f32_to_e4m3(ldexpf(dmk_e2m1_to_f32(code), shift));
+        }
+    }
+}
+
+size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                        uint8_t *ret_codes, float *ret_scales)
+{
+    size_t n_inexact = 0;
+    uint32_t n_col_blocks = div_up(cols, DMK_FP8_BLOCK);
+    shift_table table;
+    fill_shift_table(table);
+    for (uint32_t row0 = 0; row0 < rows; row0 += DMK_FP8_BLOCK) {
+        for (uint32_t col0 = 0; col0 < cols; col0 += DMK_FP8_BLOCK) {
+            int min, max;
+            block_range(blocks, scales, rows, cols, row0, col0, &min, &max);
+            /* 6 * 2^6 = 384 is the largest that fits; 0.5 * 2^-8 the smallest code. */
+            int shared = max < 0 ? 127 : max - 6;
+            n_inexact += max - min > 14;
+            ret_scales[row0 / DMK_FP8_BLOCK * n_col_blocks + col0 / DMK_FP8_BLOCK] =
+                ldexpf(1.0f, shared - 127);
+            for (uint32_t r = row0; r < rows && r < row0 + DMK_FP8_BLOCK; r++) {
+                for (uint32_t c = col0; c < cols && c < col0 + DMK_FP8_BLOCK; c++) {
+                    uint8_t code = matrix_code(blocks, rows, cols, r, c);
+                    int shift = scales[((size_t)r * cols + c) / DMK_MXFP4_BLOCK] - shared;
+                    /* All-zero groups may have any scale; of others none is above. */
+                    shift = shift > SHIFT_HIGH ? SHIFT_HIGH : shift < SHIFT_LOW ? SHIFT_LOW : shift;
+                    ret_codes[(size_t)r * cols + c] = table[shift - SHIFT_LOW][code];
+                }
+            }
+        }
+    }
+    return n_inexact;
+}
+
+size_t dmk_fp8_pack_bytes(uint32_t rows, uint32_t cols)
+{
+    return (size_t)div_up(rows, FP8_TILE) * div_up(cols, FP8_TILE) * FP8_TILE * FP8_TILE;
+}
+
+void dmk_fp8_pack(const uint8_t *codes, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst)
+{
+    uint32_t n_col_tiles = div_up(cols, FP8_TILE);
+    memset(dst, 0, dmk_fp8_pack_bytes(rows, cols));
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t at = packed_row(row, paired), in = at % FP8_TILE;
+        for (uint32_t col = 0; col < cols; col++) {
+            size_t tile = (size_t)(at / FP8_TILE) * n_col_tiles + col / FP8_TILE;
+            uint32_t piece = col % FP8_TILE / 16 ^ in % 8;
+            dst[(tile * FP8_TILE + in) * FP8_TILE + (size_t)piece * 16 + col % 16] =
+                codes[(size_t)row * cols + col];
+        }
+    }
+}

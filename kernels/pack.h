@@ -1,0 +1,63 @@
+/* Expert weights in the order in which the CUDA kernels read them, and MXFP4 made FP8.
+ *
+ * Pure functions on host memory, one expert's matrix a call, any number of threads. They need no device,
+ * so a converter may run anywhere. A matrix is [rows][cols] along K = cols; `paired` says that rows 2j and
+ * 2j + 1 are the gate and the up of intermediate j and shall end in one thread's registers.
+ *
+ * Packed MXFP4: tiles of 64 rows; a tile holds ceil(cols / 576) stages of 19584 bytes, each what the copy
+ * engine brings at once: for each of 3 warpgroups (192 columns each) 3 x 128 threads x 16 bytes of codes,
+ * then for all of them the scales, 12 bytes for 8 threads' row pair. A 32-bit word holds the 8 codes of one
+ * thread's A operand of a 64 x 16 wgmma, its bits placed so that shifts and masks leave bf16 numbers.
+ * What lies outside the matrix is zero.
+ *
+ * Packed FP8: tiles of 128 rows; a tile holds ceil(cols / 128) pieces of 128 rows x 128 bytes, as shared
+ * memory wants them (16-byte piece c of row r at piece c ^ (r % 8)). */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define DMK_MXPACK_ROWS        64
+#define DMK_MXPACK_STAGE_COLS  576
+#define DMK_MXPACK_CODE_BYTES  18432
+#define DMK_MXPACK_STAGE_BYTES 19584
+#define DMK_MXPACK_MAX_SCALE   128 /* the multiplier 2^(scale - 1) has to be a bf16 number */
+
+#define DMK_FP8_BLOCK 128 /* rows and columns that share a scale */
+
+/* Bytes of one expert's matrix. */
+size_t dmk_mxfp4_pack_bytes(uint32_t rows, uint32_t cols);
+
+/* blocks [rows][cols/32][16], scales [rows][cols/32]; cols is a multiple of 32, rows of 2 when paired.
+ * Returns the number of scales above DMK_MXPACK_MAX_SCALE, whose blocks are wrong: the caller refuses the
+ * matrix unless it is 0. dst is 16-byte aligned and need not be cleared. */
+size_t dmk_mxfp4_pack(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                      bool paired, uint8_t *dst);
+
+/* Row and column of the packed matrix as a number: what the kernel multiplies by. For tests. */
+float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols, bool paired,
+                             uint32_t row, uint32_t col);
+
+/* Codes [rows][cols] E4M3 and scales [ceil(rows/128)][ceil(cols/128)], powers of two. A block is exact when
+ * the exponents of its MXFP4 scales (all-zero groups aside) spread over at most 14 octaves; returns the
+ * number of blocks that are not, in which the smallest values were rounded to the nearest code. */
+size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                        uint8_t *ret_codes, float *ret_scales);
+
+/* A code as a number; 0x7f and 0xff are NaN. */
+float dmk_e4m3_to_f32(uint8_t code);
+
+/* Nearest code, ties to even; above 448 the largest, a NaN stays one. */
+uint8_t dmk_f32_to_e4m3(float x);
+
+size_t dmk_fp8_pack_bytes(uint32_t rows, uint32_t cols);
+void dmk_fp8_pack(const uint8_t *codes, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst);
+
+#if defined(__cplusplus)
+}
+#endif
