@@ -21,7 +21,7 @@ def test_schemathesis(paper, tmp_path):
     with open(report, "w") as out:
         run = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", f"{r.url}/openapi.json", "--url", r.url,
-             "--max-examples", os.environ.get("SCHEMATHESIS_EXAMPLES", "5"), "--seed", "1", "--generation-database", "none",
+             "--max-examples", os.environ.get("SCHEMATHESIS_EXAMPLES", "3"), "--seed", "1", "--generation-database", "none",
              "--phases", "examples,coverage,fuzzing", "--exclude-checks", "positive_data_acceptance", "--no-color"],
             cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, timeout=1500)
     text = report.read_text()
