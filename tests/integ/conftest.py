@@ -75,7 +75,7 @@ def paper_cluster():
     from fake_worker import FakeWorker
     from router_test import Router
 
-    d, p = FakeWorker("decode"), FakeWorker("prefill")
+    d, p = FakeWorker("decode", grammar=1), FakeWorker("prefill")
     with Router(prefill=[p], decode=[d]) as r:
         r.wait_ready({"prefill": 1, "decode": 1})
         yield r, d, p

@@ -68,11 +68,12 @@ class Session:
 class FakeWorker(pb_grpc.WorkerServicer):
     def __init__(self, role, *, script=None, model_id=(1, 2), model_name="fake", numerics="paper",
                  context=4096, port=0, token_delay_s=0.0, prefill_delay_s=0.0, threshold=0, version=1,
-                 claim_role=None, name=None):
+                 claim_role=None, name=None, grammar=0):
         self.role, self.script = role, script or (lambda generate, choice: [RETURN])
         self.model_id, self.model_name, self.numerics = model_id, model_name, numerics
         self.context, self.threshold, self.version = context, threshold, version
         self.claim_role = claim_role or role
+        self.grammar = grammar  # version of constraints that it takes; it says what its script says all the same
         self.token_delay_s, self.prefill_delay_s = token_delay_s, prefill_delay_s
         self.name = name or f"{role}-{id(self) & 0xffff:x}"
         self.incarnation = next(_incarnations)
@@ -123,7 +124,8 @@ class FakeWorker(pb_grpc.WorkerServicer):
                               model_id_lo=self.model_id[1], numerics=self.numerics, tp=1, dp=1,
                               page_tokens=64, n_full_pages=1000, n_window_pages=100,
                               max_sequences=32, max_context=self.context,
-                              local_prefill_threshold=self.threshold, eos_ids=[RETURN, CALL])
+                              local_prefill_threshold=self.threshold, eos_ids=[RETURN, CALL],
+                              grammar_version=self.grammar)
 
     def Connect(self, requests, context):
         session = Session(self)

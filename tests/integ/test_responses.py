@@ -259,6 +259,25 @@ def test_a_worker_that_fails_before_its_first_word(paper):
         assert ask(r, stream=stream)[0] == 502
 
 
+def test_forms_and_choices_reach_the_worker(paper):
+    """What is enforced is the worker's business; here it must only be asked for it, and told back."""
+    r, d, _ = paper
+    schema = {"type": "object", "properties": {"i": {"type": "integer"}}, "required": ["i"], "additionalProperties": False}
+    form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
+    d.script = says('<|channel|>final <|constrain|>json<|message|>{"i":1}<|return|>')
+    whole = both(r, text={"format": form})
+    assert whole["text"]["format"] == form and outline(whole) == [("message", '{"i":1}')]
+    g = d.messages("generate")[-1]
+    assert g.constraint and "# Response Formats\n\n## answer" in harmony.decode(list(g.prompt))
+    d.script = says(TWO_CALLS)
+    for choice in ("required", {"type": "function", "name": "a"},
+                   {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "a"}]}):
+        whole = both(r, tools=FUNCTIONS, tool_choice=choice)
+        assert whole["tool_choice"] == choice and d.messages("generate")[-1].constraint
+    both(r, tools=FUNCTIONS, tool_choice="auto")
+    assert not d.messages("generate")[-1].constraint
+
+
 def test_official_client(paper):
     r, d, _ = paper
     client = openai.OpenAI(base_url=r.url + "/v1", api_key="none", max_retries=0, timeout=30)
