@@ -100,7 +100,8 @@ static void step_or_die(struct bench *b, const struct dmk_step *step)
 static void bench_prefill(struct bench *b, uint32_t n_tokens)
 {
     double ms[MAX_RUNS];
-    const uint32_t runs = n_tokens > 16384 ? 3 : b->o->runs < 7 ? b->o->runs : 7;
+    const uint32_t most = n_tokens > 65536 ? 1 : n_tokens > 16384 ? 3 : 7;
+    const uint32_t runs = b->o->runs < most ? b->o->runs : most;
     for (uint32_t run = 0; run <= runs; run++) {
         const uint64_t start = dmk_clock_ns();
         for (uint32_t pos = 0; pos < n_tokens; pos += b->o->chunk) {

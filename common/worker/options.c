@@ -7,6 +7,7 @@
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
 static const char *const transports[] = {"tcp", "shm", "cuda", "none", NULL};
+static const char *const experts[] = {"checkpoint", "fp8", NULL};
 static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
 
 const struct dmk_conf_option dmk_worker_options[] = {
@@ -20,6 +21,10 @@ const struct dmk_conf_option dmk_worker_options[] = {
      AT(revision)},
     {"backend", DMK_CONF_STR, "cpu", 0, 0, NULL,
      "Where the model runs: cpu, ref (plain kernels) or cuda.", AT(backend)},
+    {"experts", DMK_CONF_ENUM, "checkpoint", 0, 0, experts,
+     "Format of the experts' weights in memory: as in the checkpoint, or fp8, which reads prompts "
+     "faster (cuda). Workers that exchange pages must agree.",
+     AT(experts)},
     {"listen", DMK_CONF_STR, "0.0.0.0:9000", 0, 0, NULL,
      "Address of the gRPC server that routers call.", AT(listen)},
     {"admin-host", DMK_CONF_STR, "0.0.0.0", 0, 0, NULL,

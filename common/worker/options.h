@@ -10,6 +10,7 @@ struct dmk_worker_conf {
     char *model_name; /* "" = last part of the model's path */
     char *revision;   /* of the rollout, for routers */
     char *backend;
+    uint32_t experts; /* enum dmk_worker_experts */
     char *listen;
     char *admin_host;
     uint32_t admin_port;
@@ -22,7 +23,9 @@ struct dmk_worker_conf {
     uint32_t full_pages, window_pages; /* of each group's pools, on each of its ranks */
     uint32_t max_context;
     bool reuse;
-    uint32_t xfer_transport; /* enum dmk_worker_transport */
+    uint32_t
+        xfer_transport; /* enum dmk_worker_experts { DMK_WORKER_EXPERTS_CHECKPOINT, DMK_WORKER_EXPERTS_FP8 };
+enum dmk_worker_transport */
     char *xfer_bind;
     uint64_t transfer_budget_ms;
     uint64_t drain_limit_ms;

@@ -141,6 +141,7 @@ static int open_real_engine(struct dmk_worker *w)
         .layout = {.tp = c->tp, .dp = c->dp},
         .prefill = !w->role->decode,
         .n_threads = c->threads,
+        .fp8_experts = c->experts == DMK_WORKER_EXPERTS_FP8,
         .n_full_pages = c->full_pages,
         .n_window_pages = c->window_pages,
         .on_progress = on_load_progress,

@@ -22,9 +22,10 @@ struct seq {
     uint32_t pages[MAX_TOKENS / 64 + 1], ring[4];
 };
 
-static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *backend)
+static struct dmk_engine *open_role(struct dmk_weights *weights, const char *backend, bool prefill)
 {
     struct dmk_engine_conf conf = {.backend = backend,
+                                   .prefill = prefill,
                                    .layout = {1, 1},
                                    .n_threads = 0,
                                    .n_full_pages = N_PAGES,
@@ -39,6 +40,11 @@ static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *b
         exit(1);
     }
     return engine;
+}
+
+static struct dmk_engine *open_engine(struct dmk_weights *weights, const char *backend)
+{
+    return open_role(weights, backend, false);
 }
 
 static void seq_init(struct device *d, struct seq *s, uint32_t index, uint32_t text, uint32_t n_ids,
@@ -191,13 +197,12 @@ static void against_host(struct device *d, enum dmk_expert_format format)
     seq_init(d, &s, 3, 0, n, shape.vocab);
     run_alone(d, dev, &s, 33, again);
     same(d, got, again, n * vocab, "chunks of 33 and of 200");
-    /* Single tokens: other kernels for attention, near. */
+    /* Single tokens, through graphs and other kernels: the same bits. */
     seq_init(d, &s, 1, 0, n, shape.vocab);
     run_alone(d, dev, &s, 1, again);
-    compare(d, want, again, n, vocab, bound, "single tokens");
-    /* Again, through graphs that exist: the same bits. */
+    same(d, got, again, n * vocab, "chunks and single tokens");
     seq_init(d, &s, 2, 0, n, shape.vocab);
-    run_alone(d, dev, &s, 1, got);
+    run_alone(d, dev, &s, 1, again);
     same(d, got, again, n * vocab, "single tokens twice");
     free(want);
     free(got);
@@ -259,6 +264,47 @@ static void company(struct device *d)
     memory_weights_free(weights);
 }
 
+/* One engine computes a prompt, its pages go to another, which decodes: the logits of an engine that did it all. */
+static void handover(struct device *d)
+{
+    const struct dmk_shape shape = small_shape(6);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, d->seed + 3);
+    struct dmk_engine *p = open_role(weights, "cuda", true), *q = open_engine(weights, "cuda"),
+                      *alone = open_engine(weights, "cuda");
+    const uint32_t n_prompt = 270, n_steps = 9;
+    const size_t vocab = shape.vocab;
+    float *want = malloc(vocab * 4), *got = malloc(vocab * 4);
+    static struct seq a, b;
+    dmk_assert(want && got);
+    seq_init(d, &a, 1, 5, n_prompt + n_steps, shape.vocab);
+    seq_init(d, &b, 1, 5, n_prompt + n_steps, shape.vocab);
+    for (uint32_t n = 0; b.pos < n_prompt - 1; n++) {
+        const uint32_t chunk = n_prompt - 1 - b.pos < 100 ? n_prompt - 1 - b.pos : 100;
+        struct dmk_step_seq part = take(&b, chunk, DMK_LOGITS_NONE);
+        run(d, p, &part, 1, NULL);
+    }
+    const struct dmk_kv_mem *from = dmk_engine_kv(p, 0), *to = dmk_engine_kv(q, 0);
+    d->be->ops->copy(d->be, d->stream, to->full, from->full, dmk_kv_full_bytes(&from->layout));
+    d->be->ops->copy(d->be, d->stream, to->window, from->window,
+                     dmk_kv_window_bytes(&from->layout));
+    d->be->ops->sync(d->be, d->stream);
+    struct dmk_step_seq whole = take(&a, n_prompt - 1, DMK_LOGITS_NONE);
+    run(d, alone, &whole, 1, NULL);
+    for (uint32_t step = 0; step < n_steps; step++) {
+        struct dmk_step_seq one = take(&a, 1, DMK_LOGITS_LAST),
+                            other = take(&b, 1, DMK_LOGITS_LAST);
+        run(d, alone, &one, 1, want);
+        run(d, q, &other, 1, got);
+        same(d, got, want, vocab, "after a hand-over");
+    }
+    free(want);
+    free(got);
+    dmk_engine_close(&p);
+    dmk_engine_close(&q);
+    dmk_engine_close(&alone);
+    memory_weights_free(weights);
+}
+
 struct watch {
     uint32_t next;
     bool in_order;
@@ -307,6 +353,7 @@ void check_engine(struct device *d)
     against_host(d, DMK_EXPERTS_BF16);
     against_host(d, DMK_EXPERTS_MXFP4);
     company(d);
+    handover(d);
     layers(d);
-    d->n_checks += 4;
+    d->n_checks += 5;
 }

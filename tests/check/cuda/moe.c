@@ -278,6 +278,39 @@ static void run_experts(struct device *d, void *ud)
     d->cuda.moe_down(&b->down, d->stream);
 }
 
+static void run_route(struct device *d, void *ud)
+{
+    d->cuda.route(ud, d->stream);
+}
+
+static void run_combine(struct device *d, void *ud)
+{
+    d->cuda.combine_norm(ud, d->stream);
+}
+
+static void bench_route(struct device *d, uint32_t n)
+{
+    char what[64];
+    const uint32_t k = 4, E = 128, H = 2880;
+    struct plan_twins plan = grouped(d, n, k, E, E);
+    struct twin scores = twin_bf16(d, (size_t)n * E, 4.0f), ids = twin_new(d, (size_t)n * k * 4),
+                weights = twin_new(d, (size_t)n * k * 4), y = twin_device(d, (size_t)n * k * H * 4),
+                x = twin_device(d, (size_t)n * H * 2), scale = twin_bf16(d, H, 1.0f),
+                norm = twin_device(d, (size_t)n * H * 2);
+    struct dmk_route_args route = {
+        {scores.dev, ids.dev, weights.dev, n, E, k},
+        {ids.dev, weights.dev, side(&plan, false), n, k, 0, E, E / 8, NULL}};
+    struct dmk_combine_norm_args combine = {
+        {y.dev, side(&plan, false), NULL, n, k, H, 8}, x.dev, scale.dev, norm.dev, 1e-5f};
+    d->be->ops->fill(d->be, d->stream, y.dev, y.bytes, DMK_FILL_BF16, 0.01f, d->seed);
+    d->be->ops->fill(d->be, d->stream, x.dev, x.bytes, DMK_FILL_BF16, 1.0f, d->seed);
+    snprintf(what, sizeof(what), "route %u rows", n);
+    device_bench(d, what, run_route, &route, (double)n * (E * 2.0 + k * 32.0), 0);
+    snprintf(what, sizeof(what), "combine_norm %u rows", n);
+    device_bench(d, what, run_combine, &combine, (double)n * H * (4.0 * k + 6.0), 0);
+    device_end(d, what);
+}
+
 static void bench(struct device *d, uint32_t n_rows)
 {
     char what[64];
@@ -329,6 +362,9 @@ void check_moe(struct device *d)
 {
     if (d->bench) {
         const uint32_t rows[] = {1, 8, 32, 128, 1024, 8192};
+        bench_route(d, 1);
+        bench_route(d, 128);
+        bench_route(d, 8192);
         for (size_t i = 0; i < 6; i++) {
             bench(d, rows[i]);
         }

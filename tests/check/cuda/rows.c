@@ -144,6 +144,26 @@ static void page_copy(struct device *d)
     device_end(d, "page_copy");
 }
 
+static void run_rope_write(struct device *d, void *ud)
+{
+    d->cuda.rope_write(ud, d->stream);
+}
+
+static void bench_rope(struct device *d, uint32_t n)
+{
+    char what[64];
+    const uint32_t n_pages = n / 64 + 1, width = 80 * 64;
+    struct twin qkv = twin_device(d, (size_t)n * width * 2), table = make_table(d, 50),
+                positions = twin_u32(d, n, 50), page = twin_u32(d, n, n_pages),
+                slot = twin_u32(d, n, 64), pages = twin_device(d, (size_t)8 * n_pages * 16384);
+    struct dmk_rope_write_args args = {
+        qkv.dev, positions.dev, table.dev, page.dev, slot.dev, pages.dev, n, 64, 8, n_pages, 16384};
+    snprintf(what, sizeof(what), "rope_write %u rows", n);
+    device_bench(d, what, run_rope_write, &args, (double)n * (72 * 256.0 + 8 * 128.0 + 16 * 128.0),
+                 0);
+    device_end(d, what);
+}
+
 static void run_add_norm(struct device *d, void *ud)
 {
     d->cuda.add_norm(ud, d->stream);
@@ -168,6 +188,9 @@ void check_rows(struct device *d)
         bench(d, 1);
         bench(d, 128);
         bench(d, 8192);
+        bench_rope(d, 1);
+        bench_rope(d, 128);
+        bench_rope(d, 8192);
         return;
     }
     for (size_t i = 0; i < 5; i++) {
