@@ -23,9 +23,7 @@ struct dmk_worker_conf {
     uint32_t full_pages, window_pages; /* of each group's pools, on each of its ranks */
     uint32_t max_context;
     bool reuse;
-    uint32_t
-        xfer_transport; /* enum dmk_worker_experts { DMK_WORKER_EXPERTS_CHECKPOINT, DMK_WORKER_EXPERTS_FP8 };
-enum dmk_worker_transport */
+    uint32_t xfer_transport; /* enum dmk_worker_transport */
     char *xfer_bind;
     uint64_t transfer_budget_ms;
     uint64_t drain_limit_ms;
@@ -35,6 +33,8 @@ enum dmk_worker_transport */
     uint32_t log_level; /* enum dmk_log_level */
     bool log_json;
 };
+
+enum dmk_worker_experts { DMK_WORKER_EXPERTS_CHECKPOINT, DMK_WORKER_EXPERTS_FP8 };
 
 enum dmk_worker_transport {
     DMK_WORKER_TCP,
