@@ -6,18 +6,18 @@
  * Decode: batch 1, tokens one after the other after `context` positions. The bytes of weights that one
  * token needs (four experts a layer) over the time of a token, against the read bandwidth that a plain
  * loop over 1 GiB gets with the same threads in the same run. Prefill: one chunk of `prompt` tokens
- * without logits. Printed: median, fastest and slowest run. */
+ * without logits, against the fused multiply-adds that the threads can do on registers. Printed: median,
+ * lowest and highest run; bench/engine.py reads these lines. */
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
-#include "common/backend/team.h"
+#include "bench/limits.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/model/engine.h"
+#include "kernels/kernels.h"
 
 #define MAX_RUNS 100
 
@@ -26,84 +26,10 @@ struct options {
     uint32_t tp, threads, context, decode, prompt, runs;
 };
 
-struct stats {
-    double median, min, max;
-};
-
 static void die(const char *what)
 {
     fprintf(stderr, "bench_engine: %s\n", what);
     exit(1);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static struct stats summarise(double *values, uint32_t n)
-{
-    qsort(values, n, sizeof(*values), compare_doubles);
-    return (struct stats){values[n / 2], values[0], values[n - 1]};
-}
-
-/* Reads the whole buffer, a share in each thread, as fast as one core can: wide loads and prefetches. */
-struct reader {
-    const uint64_t *data;
-    size_t n_words;
-    uint32_t n_threads;
-    atomic_ullong sink;
-};
-
-#if defined(__x86_64__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-static void
-read_share(void *ud, uint32_t thread)
-{
-    struct reader *r = ud;
-    size_t share = r->n_words / r->n_threads / 64 * 64;
-    const uint64_t *p = r->data + share * thread;
-    uint64_t sum[16] = {0};
-    for (size_t i = 0; i < share; i += 16) {
-        __builtin_prefetch(p + i + 256);
-        __builtin_prefetch(p + i + 264);
-        for (size_t j = 0; j < 16; j++) {
-            sum[j] ^= p[i + j];
-        }
-    }
-    for (size_t j = 1; j < 16; j++) {
-        sum[0] ^= sum[j];
-    }
-    atomic_fetch_xor(&r->sink, sum[0]);
-}
-
-static struct stats measure_bandwidth(uint32_t n_threads, uint32_t runs)
-{
-    const size_t bytes = (size_t)1 << 30;
-    double gbs[MAX_RUNS];
-    struct dmk_team *team;
-    if (dmk_team_new("read", n_threads, true, 0, &team, NULL) != 0) {
-        die("no threads");
-    }
-    uint64_t *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) {
-        die("no memory for the bandwidth test");
-    }
-    madvise(data, bytes, MADV_HUGEPAGE);
-    for (size_t i = 0; i < bytes / 8; i += 8) {
-        data[i] = i;
-    }
-    struct reader reader = {.data = data, .n_words = bytes / 8, .n_threads = n_threads};
-    for (uint32_t i = 0; i < runs; i++) {
-        uint64_t start = dmk_clock_ns();
-        dmk_team_each(team, read_share, &reader);
-        gbs[i] = (double)bytes / (double)(dmk_clock_ns() - start);
-    }
-    dmk_team_free(&team);
-    munmap(data, bytes);
-    return summarise(gbs, runs);
 }
 
 /* Bytes of weights that one token reads; the embedding's one row does not count. */
@@ -180,7 +106,7 @@ static void bench_decode(struct bench *b, const struct options *o, double read_g
         }
         seconds[run] = sum / o->decode;
     }
-    struct stats t = summarise(seconds, o->runs);
+    struct bench_stats t = bench_summarise(seconds, o->runs);
     bytes = bytes_per_token(dmk_engine_shape(b->engine),
                             strncmp(dmk_engine_numerics(b->engine), "mxfp4", 5) == 0);
     printf("decode: %.2f tokens/s (%.2f to %.2f), batch 1, context %u, %.3f GB a token, %.1f GB/s, "
@@ -189,19 +115,25 @@ static void bench_decode(struct bench *b, const struct options *o, double read_g
            100 * bytes * 1e-9 / t.median / read_gbs);
 }
 
-static void bench_prefill(struct bench *b, const struct options *o)
+static void bench_prefill(struct bench *b, const struct options *o, double fma_gflops)
 {
     double rate[MAX_RUNS];
+    run_step(b, 0, o->prompt, false); /* every expert is in memory from here on */
     for (uint32_t run = 0; run < o->runs; run++) {
         rate[run] = o->prompt / run_step(b, 0, o->prompt, false);
     }
-    struct stats t = summarise(rate, o->runs);
+    struct bench_stats t = bench_summarise(rate, o->runs);
     const struct dmk_shape *s = dmk_engine_shape(b->engine);
     double H = s->hidden, width = (2.0 * s->n_heads + 2.0 * s->n_kv_heads) * 64;
     double macs = s->n_layers *
                   (width * H + s->n_experts * H + 3.0 * s->experts_per_token * s->intermediate * H);
-    printf("prefill: %.1f tokens/s (%.1f to %.1f), one chunk of %u, %.0f GFLOP/s in matrices\n",
-           t.median, t.min, t.max, o->prompt, 2e-9 * macs * t.median);
+    double gflops = 2e-9 * macs * t.median;
+    printf("prefill: %.1f tokens/s (%.1f to %.1f), one chunk of %u, %.0f GFLOP/s in matrices",
+           t.median, t.min, t.max, o->prompt, gflops);
+    if (fma_gflops > 0) {
+        printf(", %.0f%% of fma", 100 * gflops / fma_gflops);
+    }
+    printf("\n");
 }
 
 static uint32_t number(const char *text, const char *name)
@@ -298,14 +230,19 @@ int main(int argc, char **argv)
         b.pages[i] = i;
     }
     print_machine(o.commit);
-    struct stats bandwidth = measure_bandwidth(o.threads, o.runs);
+    struct bench_stats bandwidth = bench_read_gbs(o.threads, o.runs);
+    struct bench_stats fma = bench_fma_gflops(o.threads, o.runs);
     printf("memory: %.1f GB/s read (%.1f to %.1f), %u threads\n", bandwidth.median, bandwidth.min,
            bandwidth.max, o.threads);
+    if (fma.median > 0) {
+        printf("fma: %.1f GFLOP/s on registers (%.1f to %.1f), %u threads\n", fma.median, fma.min,
+               fma.max, o.threads);
+    }
     if (o.decode) {
         bench_decode(&b, &o, bandwidth.median);
     }
     if (o.prompt) {
-        bench_prefill(&b, &o);
+        bench_prefill(&b, &o, fma.median);
     }
     dmk_engine_close(&b.engine);
     free(b.ids);
