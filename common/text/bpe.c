@@ -4,7 +4,7 @@
 #include "common/base/buf.h"
 #include <stdlib.h>
 
-#define PAIR_CACHE_BITS 14
+#define PAIR_CACHE_BITS 15
 #define CACHE_BITS      14
 #define CACHE_KEY_MAX   16 /* bytes */
 #define CACHE_IDS       3
@@ -109,6 +109,7 @@ static inline uint32_t merge(const struct dmk_vocab *vocab, struct dmk_bpe_scrat
     uint64_t *entry;
     uint32_t id;
 
+    __builtin_prefetch(&s->pair_cache[hash >> (64 - PAIR_CACHE_BITS)]);
     if (!dmk_pair_likely(vocab, hash)) {
         return DMK_NO_TOKEN;
     }
@@ -120,6 +121,16 @@ static inline uint32_t merge(const struct dmk_vocab *vocab, struct dmk_bpe_scrat
     id = dmk_pair_find(vocab, key, hash);
     *entry = (key << 18 | (id == DMK_NO_TOKEN ? NO_MERGE : id)) + 1;
     return id;
+}
+
+/* Most of the time of a lookup is waiting for these two places. */
+static inline void fetch_pair(const struct dmk_vocab *vocab, const struct dmk_bpe_scratch *s,
+                              uint32_t left, uint32_t right)
+{
+    const uint64_t hash = dmk_pair_hash(dmk_pair_key(left, right));
+
+    __builtin_prefetch(&vocab->bloom[hash >> (64 - DMK_PAIR_BLOOM_BITS) >> 6]);
+    __builtin_prefetch(&s->pair_cache[hash >> (64 - PAIR_CACHE_BITS)]);
 }
 
 /* One step of the start: the token of the character at pos, if merging may start from it; else of the
@@ -146,47 +157,65 @@ static inline size_t first_part(const struct dmk_vocab *vocab, struct dmk_bytes 
     return 1;
 }
 
-/* Short pieces: parts in an array. */
+/* Short pieces: parts stay where they begin and name their neighbours. What a part and the next one make
+ * stands as rank << 8 | part, so that the smallest one is the next merge and says where. */
+
+#define NO_PAIR UINT32_MAX
+
+static inline uint32_t pair_at(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
+                               const uint32_t *id, uint32_t left, uint32_t right)
+{
+    const uint32_t merged = merge(vocab, s, id[left], id[right]);
+
+    return merged == DMK_NO_TOKEN ? NO_PAIR : merged << 8 | left;
+}
 
 void dmk_bpe_linear(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *s,
                     struct dmk_bytes piece, enum dmk_bpe_start start, struct dmk_ids *ids)
 {
-    uint32_t id[DMK_BPE_LINEAR_MAX], merged[DMK_BPE_LINEAR_MAX];
-    size_t n = 0;
+    uint32_t id[DMK_BPE_LINEAR_MAX], pair[DMK_BPE_LINEAR_MAX];
+    uint8_t prev[DMK_BPE_LINEAR_MAX + 1], next[DMK_BPE_LINEAR_MAX];
+    uint32_t n = 0, n_left = 0;
 
     dmk_assert(piece.len > 0 && piece.len <= DMK_BPE_LINEAR_MAX);
     for (size_t pos = 0; pos < piece.len; n++) {
         pos += first_part(vocab, piece, pos, start, &id[n]);
     }
-    for (size_t i = 0; i + 1 < n; i++) {
-        merged[i] = merge(vocab, s, id[i], id[i + 1]);
+    for (uint32_t i = 0; i < n; i++) {
+        pair[i] = NO_PAIR;
+        prev[i] = (uint8_t)(i - 1);
+        next[i] = (uint8_t)(i + 1);
     }
-    while (n > 1) {
-        uint32_t best = DMK_NO_TOKEN;
-        size_t at = 0;
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        fetch_pair(vocab, s, id[i], id[i + 1]);
+    }
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        pair[i] = pair_at(vocab, s, id, i, i + 1);
+    }
+    for (;;) {
+        uint32_t best = NO_PAIR, at, gone;
 
-        for (size_t i = 0; i + 1 < n; i++) {
-            if (merged[i] < best) {
-                best = merged[i];
-                at = i;
-            }
+        for (uint32_t i = 0; i < n; i++) {
+            best = pair[i] < best ? pair[i] : best;
         }
-        if (best == DMK_NO_TOKEN) {
+        if (best == NO_PAIR) {
             break;
         }
-        id[at] = best;
-        n--;
-        memmove(id + at + 1, id + at + 2, (n - at - 1) * sizeof(*id));
-        if (at + 1 < n) {
-            /* merged[at + 1] spoke of the part that is gone; what follows it moves up. */
-            memmove(merged + at, merged + at + 1, (n - at - 1) * sizeof(*merged));
-            merged[at] = merge(vocab, s, id[at], id[at + 1]);
-        }
+        at = best & 0xff;
+        gone = next[at];
+        id[at] = best >> 8;
+        next[at] = next[gone];
+        prev[next[gone]] = (uint8_t)at;
+        pair[gone] = NO_PAIR;
+        pair[at] = next[at] < n ? pair_at(vocab, s, id, at, next[at]) : NO_PAIR;
         if (at > 0) {
-            merged[at - 1] = merge(vocab, s, id[at - 1], id[at]);
+            pair[prev[at]] = pair_at(vocab, s, id, prev[at], at);
         }
     }
-    dmk_ids_append(ids, id, n);
+    for (uint32_t i = 0; i < n; i = next[i]) {
+        id[n_left++] = id[i];
+    }
+    dmk_ids_append(ids, id, n_left);
 }
 
 /* Long pieces: parts in a linked list, mergeable pairs in a binary heap. Entries are not removed when a

@@ -20,7 +20,7 @@
 #define DMK_CHAR_IDS        65536u
 #define DMK_TOKEN_SLOT_BITS 19 /* load 0.38 */
 #define DMK_PAIR_SLOT_BITS  19 /* 199,742 pairs: load 0.38 */
-#define DMK_PAIR_BLOOM_BITS 21 /* a tenth of the pairs that do not merge pass */
+#define DMK_PAIR_BLOOM_BITS 22 /* a twentieth of the pairs that do not merge pass */
 
 /* The SHA-256 of o200k_base.tiktoken, in hex. */
 extern const char dmk_vocab_sha256[65];
