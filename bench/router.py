@@ -16,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 from cluster import Cluster  # noqa: E402
+from tokenizer import gather  # noqa: E402
 
 FAST = ["--step-us", "0", "--sequence-us", "0", "--prompt-token-us", "0", "--max-sequences", "1024"]
 MODEL = "gpt-oss-tiny"
@@ -100,8 +102,49 @@ def show(values, form="{:.2f}"):
     return (form + " (" + form + " to " + form + ")").format(statistics.median(values), min(values), max(values))
 
 
+def bare_tokens_ms(build, rounds):
+    """CPU time of tokenizing alone, 10000 tokens of English: the floor of a prompt's."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(gather("/usr/share/doc", {"", ".txt", ".md", ".html", ".rst"}, 4_000_000))
+        file.flush()
+        out = subprocess.run([build / "bench/bench_tokenizer", ROOT / ".deps/vocab", str(rounds), file.name],
+                             capture_output=True, text=True, check=True).stdout
+    _, size, n, *speeds = out.splitlines()[1].split()
+    return [int(size) / int(n) * 1e4 / (float(speed) * 1e3) for speed in speeds]
+
+
+def bare_hops_ms(n=2000, size=250):
+    """Times of an event's way over two loopback sockets with a process that does nothing else in between: the floor of
+    what worker, router and client can add to a token."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    child = os.fork()
+    if child == 0:
+        relay, _ = listener.accept()
+        relay.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := relay.recv(size):
+            relay.sendall(data)
+        os._exit(0)
+    end = socket.create_connection(listener.getsockname())
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    times = []
+    for _ in range(n):
+        time.sleep(0.001)
+        start = time.perf_counter()
+        end.sendall(b"x" * size)
+        got = 0
+        while got < size:
+            got += len(end.recv(size))
+        times.append((time.perf_counter() - start) * 1e3)
+    end.close()
+    listener.close()
+    os.waitpid(child, 0)
+    times.sort()
+    return times[n // 2], times[n * 99 // 100]
+
+
 def prompts(build, rounds):
     print("router CPU ms for 10000 prompt tokens, median (lowest to highest); goal at most 3")
+    print(f"  limit: tokenizing alone takes {show(bare_tokens_ms(build, rounds))}")
     for name, prefill, below, extra in (("completions, colocated", 0, "max", []),
                                         ("chat, colocated", 0, "max", ["--chat"]),
                                         ("chat, by a prefill worker", 1, "0", ["--chat"])):
@@ -136,20 +179,26 @@ def tokens(build, rounds):
 
 
 def latency(build, rounds):
-    del rounds
-    print("from the end of a worker's step to the client's reading of its token: ms; memory of the router")
+    print("from the end of a worker's step to the client's reading of its token, ms; memory of the router, MiB; each the "
+          "median of the rounds (lowest to highest)")
+    bare = [bare_hops_ms() for _ in range(rounds)]
+    print(f"  limit: two bare hops over loopback: p50 {show([b[0] for b in bare], '{:.3f}')}, p99 "
+          f"{show([b[1] for b in bare], '{:.3f}')}")
     for streams, step_ms, output in ((1, 10, 300), (100, 20, 150), (1000, 100, 40)):
-        with tempfile.TemporaryDirectory() as folder:
-            log = str(pathlib.Path(folder) / "steps")
-            with Bench(build, "latency", 0, ["--step-us", step_ms * 1000, "--sequence-us", "0", "--prompt-token-us",
-                                             "0", "--max-sequences", "1024", "--step-log", log]) as b:
-                idle = rss_mib(b.pid)
-                report, _ = b.load("--requests", streams, "--concurrency", streams, "--input", 100, "--output", output,
-                                   "--step-log", log)
-                top = rss_mib(b.pid, "VmHWM")
-        a = report["added_ms"]
-        print(f"  {streams:4} streams, a step every {step_ms:3} ms: p50 {a['p50']:.3f}, p99 {a['p99']:.3f} "
-              f"({a['n']} tokens); RSS {idle:.1f} MiB idle, at most {top:.1f} MiB")
+        p50, p99, idle, top = [], [], [], []
+        for r in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                log = str(pathlib.Path(folder) / "steps")
+                with Bench(build, "latency", 0, ["--step-us", step_ms * 1000, "--sequence-us", "0", "--prompt-token-us",
+                                                 "0", "--max-sequences", "1024", "--step-log", log]) as b:
+                    idle.append(rss_mib(b.pid))
+                    report, _ = b.load("--requests", streams, "--concurrency", streams, "--input", 100, "--output",
+                                       output, "--step-log", log, "--seed", r + 1)
+                    top.append(rss_mib(b.pid, "VmHWM"))
+            p50.append(report["added_ms"]["p50"])
+            p99.append(report["added_ms"]["p99"])
+        print(f"  {streams:4} streams, a step every {step_ms:3} ms: p50 {show(p50, '{:.3f}')}, p99 {show(p99)}; RSS "
+              f"{show(idle, '{:.1f}')} idle, at most {show(top, '{:.1f}')}")
 
 
 def main():
