@@ -200,12 +200,14 @@ __device__ __forceinline__ bool softmax(float (&s)[32], rows &st, float (&c)[2])
 {
     float top[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        top[r] = fmaxf(s[2 * r], s[2 * r + 1]);
+    for (int r = 0; r < 2; r++) { /* a tree: a chain would wait for itself */
+        float part[8];
 #pragma unroll
-        for (int i = 1; i < 8; i++) {
-            top[r] = fmaxf(top[r], fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        for (int i = 0; i < 8; i++) {
+            part[i] = fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
         }
+        top[r] = fmaxf(fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])),
+                       fmaxf(fmaxf(part[4], part[5]), fmaxf(part[6], part[7])));
     }
 #pragma unroll
     for (int x = 1; x <= 2; x++) {
