@@ -74,13 +74,18 @@ void dmk_admin_health(const struct dmk_router *router, struct dmk_buf *out)
     dmk_buf_puts(out, "]}\n");
 }
 
+uint32_t dmk_router_context(const struct dmk_router *router)
+{
+    const uint32_t fleet = dmk_fleet_max_context(router->fleet);
+    const uint32_t own = router->conf->max_context;
+
+    return own > 0 && own < fleet ? own : fleet;
+}
+
 static void put_model(const struct dmk_router *router, const char *name, struct dmk_buf *out)
 {
-    uint32_t context = dmk_fleet_max_context(router->fleet);
+    const uint32_t context = dmk_router_context(router);
 
-    if (router->conf->max_context > 0 && router->conf->max_context < context) {
-        context = router->conf->max_context;
-    }
     dmk_buf_puts(out, "{\"id\":");
     dmk_out_str(out, dmk_str_from(name));
     dmk_buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"damask\"",

@@ -4,13 +4,10 @@
 #include "common/base/assert.h"
 
 const struct dmk_dialect *const dmk_dialects[] = {
-    &dmk_dialect_chat,
-    &dmk_dialect_completions,
-    &dmk_dialect_responses,
-    &dmk_dialect_tokenize,
-    &dmk_dialect_detokenize,
-    &dmk_dialect_grpc,
-    NULL,
+    &dmk_dialect_chat,       &dmk_dialect_completions,
+    &dmk_dialect_responses,  &dmk_dialect_tokenize,
+    &dmk_dialect_detokenize, &dmk_dialect_grpc,
+    &dmk_dialect_engine,     NULL,
 };
 
 const struct dmk_dialect *dmk_dialect_find(bool http, struct dmk_str path)

@@ -30,10 +30,12 @@ const char *dmk_finish_name(enum dmk_finish finish);
 struct dmk_lp_top {
     struct dmk_bytes bytes;
     float logprob;
+    uint32_t id;
 };
 struct dmk_lp {
     struct dmk_bytes bytes;
     float logprob;
+    uint32_t id;
     bool has_logprob; /* false: the first token of an echoed prompt */
     uint32_t n_top;
     struct dmk_lp_top top[DMK_ASK_MAX_TOP];
@@ -55,6 +57,7 @@ struct dmk_reply_conf {
     bool logprobs;
     uint32_t top_logprobs;
     uint32_t n;
+    uint32_t n_prompt;   /* tokens */
     struct dmk_str note; /* what the dialect's parse left in the ask for the reply */
     struct dmk_sink sink;
 };
@@ -92,6 +95,11 @@ struct dmk_dialect {
     /* lps: the tokens whose text this event holds (content only, when logprobs were asked for). */
     void (*event)(void *reply, uint32_t choice, const struct dmk_event *event,
                   const struct dmk_lp *lps, size_t n_lps);
+    /* Set where an answer is token ids and no text: all of them, control and stop tokens included, instead of
+     * events; n_cached of the prompt's tokens no worker had to compute. stop: the stop string that ends
+     * the choice here, or empty. */
+    void (*tokens)(void *reply, uint32_t choice, const struct dmk_lp *lps, size_t n_lps,
+                   uint32_t n_cached, struct dmk_str stop);
     void (*choice_end)(void *reply, uint32_t choice, enum dmk_finish finish);
     /* Before end, where fewer choices are shown than were sampled: the n that are, best first. NULL: this
      * dialect always shows all. */
@@ -110,6 +118,7 @@ extern const struct dmk_dialect dmk_dialect_responses;
 extern const struct dmk_dialect dmk_dialect_tokenize;
 extern const struct dmk_dialect dmk_dialect_detokenize;
 extern const struct dmk_dialect dmk_dialect_grpc;
+extern const struct dmk_dialect dmk_dialect_engine;
 
 /* All dialects, NULL-terminated. */
 extern const struct dmk_dialect *const dmk_dialects[];

@@ -138,6 +138,7 @@ static int make_reply(struct dmk_request *r)
         .logprobs = r->ask.logprobs,
         .top_logprobs = r->ask.top_logprobs,
         .n = r->ask.n * (uint32_t)(1 + r->ask.n_more),
+        .n_prompt = (uint32_t)r->ask.prompt.len,
         .note = dmk_buf_str(&r->ask.note),
         .sink = {frame, r},
     };

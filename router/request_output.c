@@ -47,11 +47,13 @@ static const struct dmk_lp *show(struct dmk_requests *all, const struct dmk_lp_r
     for (size_t i = 0; i < n; i++) {
         struct dmk_lp *to = &all->lps[i];
 
+        to->id = records[i].id;
         to->bytes = dmk_token_bytes(all->conf.vocab, records[i].id);
         to->logprob = records[i].logprob;
         to->has_logprob = records[i].has_logprob;
         to->n_top = records[i].n_top;
         for (uint32_t k = 0; k < to->n_top; k++) {
+            to->top[k].id = records[i].top[k].id;
             to->top[k].bytes = dmk_token_bytes(all->conf.vocab, records[i].top[k].id);
             to->top[k].logprob = records[i].top[k].logprob;
         }
@@ -132,7 +134,7 @@ static void flush_held(struct dmk_choice *c)
     const struct dmk_event e = {.kind = DMK_EVENT_CONTENT};
     struct dmk_buf *text = &c->request->all->text;
 
-    if (c->stop.n > 0) {
+    if (c->stop.n > 0 && !c->request->dialect->tokens) {
         dmk_buf_reset(text);
         dmk_stop_flush(&c->stop, text);
         emit_content(c, &e, dmk_buf_str(text), false);
@@ -307,6 +309,41 @@ static void note_logprobs(struct dmk_choice *c, const Damask__V1__Tokens *t, siz
     take_top(c->request, record, i < t->n_top ? t->top[i] : NULL);
 }
 
+/* A token of an answer that is no text: kept until the end of the message. */
+static void push_raw(struct dmk_choice *c, const Damask__V1__Tokens *t, size_t i)
+{
+    struct dmk_request *r = c->request;
+    const struct dmk_bytes bytes = dmk_token_bytes(r->all->conf.vocab, t->ids[i]);
+    struct dmk_lp_record *record = list_add(&c->out);
+
+    if (record) {
+        record->id = t->ids[i];
+        record->has_logprob = i < t->n_logprobs;
+        record->logprob = record->has_logprob ? t->logprobs[i] : 0;
+        take_top(r, record, i < t->n_top ? t->top[i] : NULL);
+    }
+    if (c->stop.n > 0 && !dmk_token_is_special(t->ids[i])) {
+        dmk_buf_reset(&r->all->text);
+        if (dmk_stop_push(&c->stop, (struct dmk_str){(const char *)bytes.data, bytes.len},
+                          &r->all->text)) {
+            cut(c, DMK_FINISH_STOP);
+        }
+    }
+}
+
+static void send_raw(struct dmk_choice *c)
+{
+    struct dmk_request *r = c->request;
+    const struct dmk_lp *lps = show(r->all, c->out.items, c->out.n);
+    const struct dmk_str none = {0};
+
+    if (lps && c->out.n > 0) {
+        r->dialect->tokens(r->lead->reply, r->first_choice + c->index, lps, c->out.n, r->n_cached,
+                           c->cut ? c->stop.words[c->stop.matched].text : none);
+    }
+    c->out.n = 0;
+}
+
 bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
 {
     struct dmk_stats *stats = r->all->conf.stats;
@@ -328,10 +365,17 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
         c->n_tokens++;
         r->n_output++;
         c->sum_logprobs += i < t->n_logprobs ? (double)t->logprobs[i] : 0;
-        if (r->ask.logprobs) {
+        if (r->ask.logprobs && !r->dialect->tokens) {
             note_logprobs(c, t, i);
         }
-        r->format->parser_push(c->parser, t->ids[i]);
+        if (r->dialect->tokens) {
+            push_raw(c, t, i);
+        } else {
+            r->format->parser_push(c->parser, t->ids[i]);
+        }
+    }
+    if (r->dialect->tokens) {
+        send_raw(c);
     }
     if (c->last_token_ns != 0 && t->n_ids > 0) {
         dmk_histogram_observe(stats->itl,

@@ -25,6 +25,9 @@ bool dmk_router_is_ready(const struct dmk_router *router);
 bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text);
 bool dmk_router_is_admin(const struct dmk_router *router, struct dmk_str text);
 
+/* Tokens of prompt and answer together; 0: no decode worker is up. */
+uint32_t dmk_router_context(const struct dmk_router *router);
+
 /* ---- admin.c: bodies of what both ports serve */
 void dmk_admin_health(const struct dmk_router *router, struct dmk_buf *out);
 void dmk_admin_models(const struct dmk_router *router, struct dmk_buf *out);

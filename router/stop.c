@@ -63,6 +63,7 @@ static size_t step(struct dmk_stop *stop, char c)
         at += text.data[at] == c;
         if (at == text.len && at > matched) {
             matched = at;
+            stop->matched = i;
         }
         stop->words[i].at = at;
     }

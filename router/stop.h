@@ -17,6 +17,7 @@ struct dmk_stop {
         uint16_t *fail;      /* [len] */
         size_t at;           /* bytes of text matched by what came last */
     } words[DMK_STOP_MAX];
+    size_t matched; /* which word, after dmk_stop_push has said true */
     struct dmk_buf held;
 };
 

@@ -41,6 +41,8 @@ void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n);
  * other vocabulary. Blocks for about 0.2 s, with a tokenizer.json about 1 s. */
 int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *reterr);
 void dmk_vocab_close(struct dmk_vocab **vocab);
+/* Writes the vocabulary as a tokenizer.json (28 MB, about 0.5 s); the bound of out decides. */
+void dmk_vocab_write_hf(const struct dmk_vocab *vocab, struct dmk_buf *out);
 
 /* Working memory of one thread: a cache of pieces met before (512 KiB) and room for merging, which grows
  * with the longest piece of a call (32 bytes a byte) and is given back afterwards. NULL: no memory. */

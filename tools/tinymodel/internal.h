@@ -50,5 +50,3 @@ void tm_text_index(const struct tm_plan *plan, struct dmk_buf *out);
 void tm_text_config(const struct tm_plan *plan, struct dmk_buf *out);
 void tm_text_generation(const struct tm_plan *plan, struct dmk_buf *out);
 
-/* tokenizer.json from a rank file. */
-int tm_text_tokenizer(const char *vocab_path, struct dmk_buf *out, struct dmk_error *reterr);

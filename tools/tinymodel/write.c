@@ -15,10 +15,12 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/text/tokenizer.h"
 
-#define PIECE_BYTES (4u << 20)
-#define MAX_THREADS 64u
-#define MAX_PATH    4096u
+#define PIECE_BYTES         (4u << 20)
+#define MAX_TOKENIZER_BYTES (128u << 20)
+#define MAX_THREADS         64u
+#define MAX_PATH            4096u
 
 struct writer {
     const struct tm_plan *plan;
@@ -159,6 +161,7 @@ static int write_text(const char *dir, const char *name, const struct dmk_buf *t
 static int write_small_files(const struct tm_plan *plan, const char *dir, struct dmk_error *reterr)
 {
     const struct dmk_tinymodel_conf *conf = plan->conf;
+    struct dmk_vocab *vocab = NULL;
     struct dmk_buf text;
     int r;
 
@@ -177,8 +180,11 @@ static int write_small_files(const struct tm_plan *plan, const char *dir, struct
     }
     if (r == 0 && conf->vocab) {
         dmk_buf_reset(&text);
-        r = tm_text_tokenizer(conf->vocab, &text, reterr);
+        r = dmk_vocab_open(conf->vocab, &vocab, reterr);
         if (r == 0) {
+            text.max_len = MAX_TOKENIZER_BYTES;
+            dmk_vocab_write_hf(vocab, &text);
+            dmk_vocab_close(&vocab);
             r = write_text(dir, "tokenizer.json", &text, reterr);
         }
     }

@@ -2,15 +2,8 @@
  *
  * Token texts are bytes in GPT-2's alphabet of printable characters. The merge list has every pair of
  * tokens that make a token, by the rank of what they make: the list that merges as the ranks do. */
-#include "tools/tinymodel/internal.h"
-
-#include <stdlib.h>
-#include "common/base/hash.h"
 #include "common/text/tokenizer.h"
-
-#define RANKS       199998u
-#define TABLE_SLOTS (1u << 19)
-#define MAX_TEXT    (128u << 20)
+#include "common/text/vocab.h"
 
 /* The pattern of o200k_base as a JSON string. */
 #define LETTERS_UP  "\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}"
@@ -48,39 +41,6 @@ static const struct {
     {200017, "<|reserved_200017|>"},
     {200018, "<|endofprompt|>"},
 };
-
-struct ranks {
-    const struct dmk_vocab *vocab;
-    uint32_t *slots; /* [TABLE_SLOTS] id + 1, 0 = free */
-};
-
-static uint32_t find_rank(const struct ranks *t, const uint8_t *data, size_t len)
-{
-    uint32_t i = (uint32_t)dmk_hash64(data, len, 0) % TABLE_SLOTS;
-
-    while (t->slots[i]) {
-        const struct dmk_bytes b = dmk_token_bytes(t->vocab, t->slots[i] - 1);
-
-        if (b.len == len && memcmp(b.data, data, len) == 0) {
-            return t->slots[i] - 1;
-        }
-        i = (i + 1) % TABLE_SLOTS;
-    }
-    return UINT32_MAX;
-}
-
-static void fill_table(struct ranks *t)
-{
-    for (uint32_t id = 0; id < RANKS; id++) {
-        const struct dmk_bytes b = dmk_token_bytes(t->vocab, id);
-        uint32_t i = (uint32_t)dmk_hash64(b.data, b.len, 0) % TABLE_SLOTS;
-
-        while (t->slots[i]) {
-            i = (i + 1) % TABLE_SLOTS;
-        }
-        t->slots[i] = id + 1;
-    }
-}
 
 /* Bytes in GPT-2's alphabet, inside a JSON string. */
 static void put_text(struct dmk_buf *out, const uint8_t *data, size_t len)
@@ -133,13 +93,13 @@ static void put_head(struct dmk_buf *out)
 }
 
 /* A merge for every way to cut the token into two tokens. */
-static void put_merges(const struct ranks *t, uint32_t id, bool *first, struct dmk_buf *out)
+static void put_merges(const struct dmk_vocab *vocab, uint32_t id, bool *first, struct dmk_buf *out)
 {
-    const struct dmk_bytes b = dmk_token_bytes(t->vocab, id);
+    const struct dmk_bytes b = dmk_token_bytes(vocab, id);
 
     for (size_t cut = 1; cut < b.len; cut++) {
-        if (find_rank(t, b.data, cut) == UINT32_MAX ||
-            find_rank(t, b.data + cut, b.len - cut) == UINT32_MAX) {
+        if (dmk_vocab_find(vocab, b.data, cut) == DMK_NO_TOKEN ||
+            dmk_vocab_find(vocab, b.data + cut, b.len - cut) == DMK_NO_TOKEN) {
             continue;
         }
         dmk_buf_puts(out, *first ? "[\"" : ",[\"");
@@ -151,44 +111,21 @@ static void put_merges(const struct ranks *t, uint32_t id, bool *first, struct d
     }
 }
 
-static void put_all(const struct ranks *t, struct dmk_buf *out)
+void dmk_vocab_write_hf(const struct dmk_vocab *vocab, struct dmk_buf *out)
 {
     bool first = true;
 
     put_head(out);
-    for (uint32_t id = 0; id < RANKS; id++) {
-        const struct dmk_bytes b = dmk_token_bytes(t->vocab, id);
+    for (uint32_t id = 0; id < DMK_RANKS; id++) {
+        const struct dmk_bytes b = dmk_token_bytes(vocab, id);
 
         dmk_buf_puts(out, id ? ",\"" : "\"");
         put_text(out, b.data, b.len);
         dmk_buf_printf(out, "\":%u", id);
     }
     dmk_buf_puts(out, "},\"merges\":[");
-    for (uint32_t id = 0; id < RANKS; id++) {
-        put_merges(t, id, &first, out);
+    for (uint32_t id = 0; id < DMK_RANKS; id++) {
+        put_merges(vocab, id, &first, out);
     }
     dmk_buf_puts(out, "]}}\n");
-}
-
-int tm_text_tokenizer(const char *vocab_path, struct dmk_buf *out, struct dmk_error *reterr)
-{
-    struct dmk_vocab *vocab = NULL;
-    struct ranks t = {0};
-    int r = dmk_vocab_open(vocab_path, &vocab, reterr);
-
-    if (r < 0) {
-        return r;
-    }
-    t.vocab = vocab;
-    t.slots = calloc(TABLE_SLOTS, sizeof(t.slots[0]));
-    if (!t.slots) {
-        r = dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory for its table", vocab_path);
-    } else {
-        out->max_len = MAX_TEXT;
-        fill_table(&t);
-        put_all(&t, out);
-    }
-    free(t.slots);
-    dmk_vocab_close(&vocab);
-    return r;
 }
