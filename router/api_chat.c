@@ -390,15 +390,22 @@ static int parse_root(struct parse *p, const json_t *root)
     return read_conversation(p, root);
 }
 
+int dmk_api_chat_parse_root(const json_t *root, const struct dmk_api_limits *limits,
+                            struct dmk_ask *ask, struct dmk_api_error *reterr)
+{
+    struct parse p = {.limits = limits, .ask = ask, .err = reterr};
+
+    return parse_root(&p, root);
+}
+
 int dmk_api_chat_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                        struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
-    struct parse p = {.limits = limits, .ask = ask, .err = reterr};
     json_t *root;
     int rc = dmk_fields_open(body, &root, reterr);
 
     if (rc == 0) {
-        rc = parse_root(&p, root);
+        rc = dmk_api_chat_parse_root(root, limits, ask, reterr);
         json_decref(root);
     }
     return rc;

@@ -1,325 +1,344 @@
 /* The conversation as gRPC messages (proto/damask_frontend.proto): one more dialect, no HTTP in it.
  *
- * parse is pure and runs on a pool thread; a reply lives on the loop. A frame is one ChatEvent.
- * Bounds and defaults are those of the Chat Completions dialect. */
+ * A request is turned into the body of Chat Completions that says the same and is read by that dialect, so that
+ * the two can not differ in what they take, refuse and mean; fields are named in failures as there. parse is pure and
+ * runs on a pool thread; a reply lives on the loop. A frame is one ChatEvent. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/json/json.h"
-#include "common/text/utf8.h"
 #include "proto/damask_frontend.pb-c.h"
-#include "router/api.h"
+#include "router/api_chat.h"
 
 #define MAX_SCHEMA_DEPTH 64
 
+typedef Damask__V1__ChatRequest chat_request;
+
 struct parse {
-    const struct dmk_api_limits *limits;
-    struct dmk_ask *ask;
-    struct dmk_conv *conv;
     struct dmk_api_error *err;
+    int rc; /* of the first thing that could not be said in JSON */
 };
 
-/* Strings of this wire may hold anything; text inside the router is UTF-8. */
-static int check_text(struct parse *p, const char *text, const char *param)
+/* What proto3 lets through and JSON does not is told once, by the first of these. */
+static void fail(struct parse *p, const char *param, const char *what)
 {
-    const size_t len = strlen(text);
-
-    if (dmk_utf8_valid_prefix((const uint8_t *)text, len) != len) {
-        return dmk_api_bad(p->err, param, "%s is not UTF-8", param);
+    if (p->rc == 0) {
+        p->rc = dmk_api_bad(p->err, param, "%s %s", param, what);
     }
-    return 0;
 }
 
-static int copy_text(struct parse *p, const char *text, const char *param, struct dmk_str *ret)
+static void put_text(struct parse *p, json_t *to, const char *key, const char *text,
+                     const char *param)
 {
-    const int rc = check_text(p, text, param);
-
-    if (rc < 0) {
-        return rc;
+    if (json_object_set_new(to, key, json_string(text)) < 0) {
+        fail(p, param, "is not UTF-8");
     }
-    *ret = dmk_conv_copy(p->conv, dmk_str_from(text));
-    return dmk_conv_failed(p->conv)
-               ? dmk_api_bad(p->err, "messages", "the conversation is larger than %zu bytes",
-                             p->limits->max_conv_bytes)
-               : 0;
 }
 
-/* Names stand in message headers: no white space, no part of a marker. */
-static int copy_name(struct parse *p, const char *text, const char *param, struct dmk_str *ret)
+static void put_real(struct parse *p, json_t *to, const char *key, double x)
 {
-    const size_t len = strlen(text);
-
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)text[i] <= 0x20 || strchr("<>|\\/\x7f", text[i])) {
-            return dmk_api_bad(p->err, param, "%s must not hold white space or any of <>|\\/",
-                               param);
-        }
+    if (json_object_set_new(to, key, json_real(x)) < 0) {
+        fail(p, key, "must be a finite number");
     }
-    if (len == 0 || len > 64) {
-        return dmk_api_bad(p->err, param, "%s must have 1 to 64 bytes, not %zu", param, len);
-    }
-    return copy_text(p, text, param, ret);
 }
 
-static struct dmk_str find_call_name(const struct dmk_conv *conv, struct dmk_str id)
+static void put_int(json_t *to, const char *key, json_int_t x)
 {
-    const struct dmk_conv_view *view = dmk_conv_view(conv);
-
-    for (size_t i = view->n_messages; i-- > 0;) {
-        for (size_t k = view->messages[i].n_calls; k-- > 0;) {
-            if (dmk_str_equal(view->messages[i].calls[k].id, id)) {
-                return view->messages[i].calls[k].name;
-            }
-        }
-    }
-    return (struct dmk_str){0};
+    (void)json_object_set_new(to, key, json_integer(x));
 }
 
-static int read_message(struct parse *p, const Damask__V1__ChatMessage *in, size_t i)
+static void put_bool(json_t *to, const char *key, bool x)
 {
-    static const enum dmk_role roles[] = {DMK_ROLE_SYSTEM, DMK_ROLE_DEVELOPER, DMK_ROLE_USER,
-                                          DMK_ROLE_ASSISTANT, DMK_ROLE_TOOL};
-    struct dmk_message *m;
-    char param[64];
-    int rc;
+    (void)json_object_set_new(to, key, json_boolean(x));
+}
 
+/* A schema that comes as text. */
+static void put_schema(struct parse *p, json_t *to, const char *key, const char *text,
+                       const char *param)
+{
+    struct dmk_error error;
+    json_t *schema;
+
+    if (dmk_json_parse(dmk_str_from(text), param, MAX_SCHEMA_DEPTH, &schema, &error) < 0) {
+        fail(p, param, "is not valid JSON, or is nested too deeply");
+        return;
+    }
+    (void)json_object_set_new(to, key, schema);
+}
+
+static json_t *new_function(struct parse *p, const char *name, const char *param)
+{
+    json_t *fn = json_object();
+
+    put_text(p, fn, "name", name, param);
+    return fn;
+}
+
+static json_t *typed(const char *key, json_t *value)
+{
+    return json_pack("{s:s,s:o}", "type", "function", key, value);
+}
+
+static json_t *make_calls(struct parse *p, const Damask__V1__ChatMessage *in, const char *at)
+{
+    json_t *list = json_array();
+    char param[96];
+
+    for (size_t i = 0; i < in->n_tool_calls; i++) {
+        json_t *fn, *call;
+
+        (void)snprintf(param, sizeof(param), "%s.tool_calls[%zu]", at, i);
+        fn = new_function(p, in->tool_calls[i]->name, param);
+        put_text(p, fn, "arguments", in->tool_calls[i]->arguments, param);
+        call = typed("function", fn);
+        put_text(p, call, "id", in->tool_calls[i]->id, param);
+        (void)json_array_append_new(list, call);
+    }
+    return list;
+}
+
+static json_t *make_message(struct parse *p, const Damask__V1__ChatMessage *in, size_t i)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    const bool assistant = in->role == DAMASK__V1__CHAT_ROLE__CHAT_ROLE_ASSISTANT;
+    json_t *m = json_object();
+    char at[48], param[64];
+
+    (void)snprintf(at, sizeof(at), "messages[%zu]", i);
+    (void)snprintf(param, sizeof(param), "%s.role", at);
     if (in->role < DAMASK__V1__CHAT_ROLE__CHAT_ROLE_SYSTEM ||
         in->role > DAMASK__V1__CHAT_ROLE__CHAT_ROLE_TOOL) {
-        (void)snprintf(param, sizeof(param), "messages[%zu].role", i);
-        return dmk_api_bad(p->err, param, "%s must be given", param);
+        fail(p, param, "must be given");
+        return m;
     }
-    m = dmk_conv_add_message(p->conv, roles[in->role - 1]);
-    if (!m) {
-        return dmk_api_bad(p->err, "messages", "the conversation is larger than %zu bytes",
-                           p->limits->max_conv_bytes);
+    put_text(p, m, "role", roles[in->role - 1], param);
+    if (in->content[0] || in->has_content || !assistant) {
+        (void)snprintf(param, sizeof(param), "%s.content", at);
+        put_text(p, m, "content", in->content, param);
     }
-    (void)snprintf(param, sizeof(param), "messages[%zu]", i);
-    if ((in->name[0] && (rc = copy_name(p, in->name, param, &m->name)) < 0) ||
-        (rc = copy_text(p, in->content, param, &m->content)) < 0 ||
-        (rc = copy_text(p, in->reasoning, param, &m->reasoning)) < 0 ||
-        (rc = copy_text(p, in->tool_call_id, param, &m->call_id)) < 0) {
-        return rc;
+    if (in->name[0]) {
+        (void)snprintf(param, sizeof(param), "%s.name", at);
+        put_text(p, m, "name", in->name, param);
     }
-    m->has_content = in->content[0] || in->role != DAMASK__V1__CHAT_ROLE__CHAT_ROLE_ASSISTANT;
-    for (size_t k = 0; k < in->n_tool_calls; k++) {
-        struct dmk_tool_call *call = dmk_conv_add_call(p->conv, m);
-
-        if (!call) {
-            return dmk_api_bad(p->err, "messages", "the conversation is larger than %zu bytes",
-                               p->limits->max_conv_bytes);
-        }
-        (void)snprintf(param, sizeof(param), "messages[%zu].tool_calls[%zu]", i, k);
-        if ((rc = copy_text(p, in->tool_calls[k]->id, param, &call->id)) < 0 ||
-            (rc = copy_name(p, in->tool_calls[k]->name, param, &call->name)) < 0 ||
-            (rc = copy_text(p, in->tool_calls[k]->arguments, param, &call->arguments)) < 0) {
-            return rc;
-        }
+    if (in->reasoning[0]) {
+        (void)snprintf(param, sizeof(param), "%s.reasoning", at);
+        put_text(p, m, "reasoning", in->reasoning, param);
     }
-    if (in->role == DAMASK__V1__CHAT_ROLE__CHAT_ROLE_TOOL) {
-        const struct dmk_str name = find_call_name(p->conv, m->call_id);
-
-        m->name = name.len > 0 ? name : m->name;
-        if (m->name.len == 0) {
-            (void)snprintf(param, sizeof(param), "messages[%zu].tool_call_id", i);
-            return dmk_api_bad(p->err, param, "%s is one that no earlier tool call has", param);
-        }
+    if (in->tool_call_id[0]) {
+        (void)snprintf(param, sizeof(param), "%s.tool_call_id", at);
+        put_text(p, m, "tool_call_id", in->tool_call_id, param);
     }
-    return 0;
+    if (in->n_tool_calls > 0) {
+        (void)json_object_set_new(m, "tool_calls", make_calls(p, in, at));
+    }
+    return m;
 }
 
-static int read_tool(struct parse *p, const Damask__V1__ChatTool *in, size_t i)
+static json_t *make_tool(struct parse *p, const Damask__V1__ChatTool *in, size_t i)
 {
-    struct dmk_tool *tool = dmk_conv_add_tool(p->conv);
-    struct dmk_error error;
     char param[64];
-    int rc;
+    json_t *fn;
 
-    (void)snprintf(param, sizeof(param), "tools[%zu]", i);
-    if (!tool) {
-        return dmk_api_bad(p->err, "tools", "the conversation is larger than %zu bytes",
-                           p->limits->max_conv_bytes);
-    }
-    if ((rc = copy_name(p, in->name, param, &tool->name)) < 0 ||
-        (rc = copy_text(p, in->description, param, &tool->description)) < 0) {
-        return rc;
+    (void)snprintf(param, sizeof(param), "tools[%zu].name", i);
+    fn = new_function(p, in->name, param);
+    if (in->description[0]) {
+        (void)snprintf(param, sizeof(param), "tools[%zu].description", i);
+        put_text(p, fn, "description", in->description, param);
     }
     if (in->parameters_json[0]) {
-        json_t *schema;
-
-        if (dmk_json_parse(dmk_str_from(in->parameters_json), "parameters_json", MAX_SCHEMA_DEPTH,
-                           &schema, &error) < 0) {
-            return dmk_api_bad(p->err, param, "%s: parameters_json is not valid JSON", param);
-        }
-        tool->parameters = schema; /* goes with the conversation */
-        if (!json_is_object(schema)) {
-            return dmk_api_bad(p->err, param, "%s: parameters_json must be an object", param);
-        }
+        (void)snprintf(param, sizeof(param), "tools[%zu].parameters_json", i);
+        put_schema(p, fn, "parameters", in->parameters_json, param);
     }
-    return 0;
+    put_bool(fn, "strict", in->strict);
+    return typed("function", fn);
 }
 
-static int check_real(struct parse *p, const char *param, double x, double min, double max)
+static void put_conversation(struct parse *p, json_t *root, const chat_request *in)
 {
-    if (!(x >= min && x <= max)) {
-        return dmk_api_bad(p->err, param, "%s must be between %g and %g, not %g", param, min, max,
-                           x);
+    json_t *messages = json_array(), *tools = json_array();
+
+    for (size_t i = 0; i < in->n_messages; i++) {
+        (void)json_array_append_new(messages, make_message(p, in->messages[i], i));
     }
-    return 0;
+    (void)json_object_set_new(root, "messages", messages);
+    for (size_t i = 0; i < in->n_tools; i++) {
+        (void)json_array_append_new(tools, make_tool(p, in->tools[i], i));
+    }
+    if (in->n_tools > 0) {
+        (void)json_object_set(root, "tools", tools);
+    }
+    json_decref(tools);
 }
 
-static int read_sampling(struct parse *p, const Damask__V1__ChatRequest *in)
+static void put_allowed_tools(struct parse *p, json_t *root, const chat_request *in)
 {
-    struct dmk_ask *ask = p->ask;
-    int rc;
+    json_t *list = json_array();
 
+    for (size_t i = 0; i < in->n_allowed_tools; i++) {
+        (void)json_array_append_new(
+            list, typed("function", new_function(p, in->allowed_tools[i], "allowed_tools")));
+    }
+    (void)json_object_set_new(
+        root, "tool_choice",
+        json_pack("{s:s,s:{s:s,s:o}}", "type", "allowed_tools", "allowed_tools", "mode",
+                  in->tool_choice == DAMASK__V1__CHAT_TOOL_CHOICE__CHAT_TOOL_CHOICE_REQUIRED
+                      ? "required"
+                      : "auto",
+                  "tools", list));
+}
+
+static void put_tool_choice(struct parse *p, json_t *root, const chat_request *in)
+{
+    static const char *const words[] = {NULL, "auto", "none", "required"};
+    const int choice = (int)in->tool_choice;
+
+    if (choice < 0 || choice > DAMASK__V1__CHAT_TOOL_CHOICE__CHAT_TOOL_CHOICE_NAMED) {
+        fail(p, "tool_choice", "is a number that means nothing");
+    } else if (choice == DAMASK__V1__CHAT_TOOL_CHOICE__CHAT_TOOL_CHOICE_NAMED) {
+        (void)json_object_set_new(
+            root, "tool_choice",
+            typed("function", new_function(p, in->forced_tool, "forced_tool")));
+    } else if (in->n_allowed_tools > 0 &&
+               choice != DAMASK__V1__CHAT_TOOL_CHOICE__CHAT_TOOL_CHOICE_NONE) {
+        put_allowed_tools(p, root, in);
+    } else if (words[choice]) {
+        put_text(p, root, "tool_choice", words[choice], "tool_choice");
+    }
+}
+
+static void put_format(struct parse *p, json_t *root, const Damask__V1__ChatResponseFormat *in)
+{
+    static const char *const words[] = {"text", "text", "json_object", "json_schema"};
+    json_t *format = json_object();
+
+    if ((int)in->type < 0 || in->type > DAMASK__V1__CHAT_FORMAT__CHAT_FORMAT_JSON_SCHEMA) {
+        fail(p, "response_format.type", "is a number that means nothing");
+    } else {
+        put_text(p, format, "type", words[in->type], "response_format.type");
+    }
+    if (in->type == DAMASK__V1__CHAT_FORMAT__CHAT_FORMAT_JSON_SCHEMA) {
+        json_t *schema = json_object();
+
+        put_text(p, schema, "name", in->name, "response_format.name");
+        if (in->description[0]) {
+            put_text(p, schema, "description", in->description, "response_format.description");
+        }
+        put_schema(p, schema, "schema", in->schema_json, "response_format.schema_json");
+        put_bool(schema, "strict", in->strict);
+        (void)json_object_set_new(format, "json_schema", schema);
+    }
+    (void)json_object_set_new(root, "response_format", format);
+}
+
+static void put_sampling(struct parse *p, json_t *root, const chat_request *in)
+{
     if (in->opt_temperature_case == DAMASK__V1__CHAT_REQUEST__OPT_TEMPERATURE_TEMPERATURE) {
-        ask->temperature = in->temperature;
+        put_real(p, root, "temperature", (double)in->temperature);
     }
     if (in->opt_top_p_case == DAMASK__V1__CHAT_REQUEST__OPT_TOP_P_TOP_P) {
-        ask->top_p = in->top_p;
+        put_real(p, root, "top_p", (double)in->top_p);
     }
     if (in->opt_repetition_penalty_case ==
         DAMASK__V1__CHAT_REQUEST__OPT_REPETITION_PENALTY_REPETITION_PENALTY) {
-        ask->repetition_penalty = in->repetition_penalty;
+        put_real(p, root, "repetition_penalty", (double)in->repetition_penalty);
     }
-    ask->has_seed = in->opt_seed_case == DAMASK__V1__CHAT_REQUEST__OPT_SEED_SEED;
-    ask->seed = ask->has_seed ? in->seed : 0;
-    ask->top_k = in->top_k;
-    ask->min_p = in->min_p;
-    ask->frequency_penalty = in->frequency_penalty;
-    ask->presence_penalty = in->presence_penalty;
-    if ((rc = check_real(p, "temperature", (double)ask->temperature, 0, 2)) < 0 ||
-        (rc = check_real(p, "top_p", (double)ask->top_p, 1e-6, 1)) < 0 ||
-        (rc = check_real(p, "min_p", (double)ask->min_p, 0, 1)) < 0 ||
-        (rc = check_real(p, "top_k", ask->top_k, 0, DMK_VOCAB_SIZE)) < 0 ||
-        (rc = check_real(p, "frequency_penalty", (double)ask->frequency_penalty, -2, 2)) < 0 ||
-        (rc = check_real(p, "presence_penalty", (double)ask->presence_penalty, -2, 2)) < 0 ||
-        (rc = check_real(p, "repetition_penalty", (double)ask->repetition_penalty, 0.01, 10)) < 0) {
-        return rc;
+    if (in->opt_seed_case == DAMASK__V1__CHAT_REQUEST__OPT_SEED_SEED) {
+        if (in->seed > INT64_MAX) {
+            fail(p, "seed", "must be at most 9223372036854775807");
+        }
+        put_int(root, "seed", (json_int_t)in->seed);
     }
-    for (size_t i = 0; i < in->n_logit_bias; i++) {
-        const Damask__V1__ChatBias *b = in->logit_bias[i];
+    put_int(root, "top_k", in->top_k);
+    put_real(p, root, "min_p", (double)in->min_p);
+    put_real(p, root, "frequency_penalty", (double)in->frequency_penalty);
+    put_real(p, root, "presence_penalty", (double)in->presence_penalty);
+    if (in->n_logit_bias > 0) {
+        json_t *bias = json_object();
 
-        if (b->token >= DMK_VOCAB_SIZE) {
-            return dmk_api_bad(p->err, "logit_bias", "logit_bias has no token id %u", b->token);
+        for (size_t i = 0; i < in->n_logit_bias; i++) {
+            char id[16];
+
+            (void)snprintf(id, sizeof(id), "%u", in->logit_bias[i]->token);
+            if (json_object_set_new(bias, id, json_real((double)in->logit_bias[i]->value)) < 0) {
+                fail(p, "logit_bias", "must have finite values");
+            }
         }
-        if ((rc = check_real(p, "logit_bias", (double)b->value, -100, 100)) < 0) {
-            return rc;
-        }
-        if (dmk_ask_add_bias(ask, b->token, b->value) < 0) {
-            return dmk_api_bad(p->err, "logit_bias", "logit_bias must have at most %d entries",
-                               DMK_ASK_MAX_BIAS);
-        }
+        (void)json_object_set_new(root, "logit_bias", bias);
     }
-    return 0;
 }
 
-static int read_limits(struct parse *p, const Damask__V1__ChatRequest *in)
+static void put_limits(struct parse *p, json_t *root, const chat_request *in)
 {
-    struct dmk_ask *ask = p->ask;
-    int rc;
+    if (in->max_tokens > 0) {
+        put_int(root, "max_tokens", in->max_tokens);
+    }
+    put_int(root, "n", in->n ? in->n : 1);
+    put_int(root, "min_tokens", in->min_tokens);
+    put_bool(root, "ignore_eos", in->ignore_eos);
+    put_bool(root, "logprobs", in->logprobs);
+    put_int(root, "top_logprobs", in->top_logprobs);
+    put_bool(root, "parallel_tool_calls", !in->single_tool_call);
+    put_int(root, "priority", in->priority);
+    if (in->cache_salt[0]) {
+        put_text(p, root, "cache_salt", in->cache_salt, "cache_salt");
+    }
+    if (in->n_stop > 0) {
+        json_t *stop = json_array();
 
-    ask->n = in->n ? in->n : 1;
-    if (ask->n > p->limits->max_choices) {
-        const uint32_t n = ask->n;
+        for (size_t i = 0; i < in->n_stop; i++) {
+            if (json_array_append_new(stop, json_string(in->stop[i])) < 0) {
+                fail(p, "stop", "is not UTF-8");
+            }
+        }
+        (void)json_object_set_new(root, "stop", stop);
+    }
+    if (in->n_stop_token_ids > 0) {
+        json_t *ids = json_array();
 
-        ask->n = 1;
-        return dmk_api_bad(p->err, "n", "n must be at most %u, not %u", p->limits->max_choices, n);
-    }
-    ask->has_max_tokens = in->max_tokens > 0;
-    ask->max_tokens = in->max_tokens;
-    ask->logprobs = in->logprobs;
-    ask->top_logprobs = in->top_logprobs;
-    ask->parallel_calls = !in->single_tool_call;
-    ask->priority = in->priority;
-    if (ask->top_logprobs > DMK_ASK_MAX_TOP) {
-        return dmk_api_bad(p->err, "top_logprobs", "top_logprobs must be at most %d, not %u",
-                           DMK_ASK_MAX_TOP, in->top_logprobs);
-    }
-    if (strlen(in->cache_salt) > DMK_ASK_MAX_SALT_BYTES) {
-        return dmk_api_bad(p->err, "cache_salt", "cache_salt must have at most %d bytes",
-                           DMK_ASK_MAX_SALT_BYTES);
-    }
-    (void)snprintf(ask->cache_salt, sizeof(ask->cache_salt), "%s", in->cache_salt);
-    for (size_t i = 0; i < in->n_stop; i++) {
-        if ((rc = check_text(p, in->stop[i], "stop")) < 0) {
-            return rc;
+        for (size_t i = 0; i < in->n_stop_token_ids; i++) {
+            (void)json_array_append_new(ids, json_integer(in->stop_token_ids[i]));
         }
-        if (dmk_ask_add_stop(ask, dmk_str_from(in->stop[i])) < 0) {
-            return dmk_api_bad(p->err, "stop", "stop must have at most %d strings of 1 to %d bytes",
-                               DMK_ASK_MAX_STOPS, DMK_ASK_MAX_STOP_BYTES);
-        }
+        (void)json_object_set_new(root, "stop_token_ids", ids);
     }
-    return 0;
 }
 
-static int read_model(struct parse *p, const Damask__V1__ChatRequest *in)
+static void put_effort(struct parse *p, json_t *root, const chat_request *in)
 {
-    const size_t len = strlen(in->model);
+    static const char *const words[] = {NULL, "low", "medium", "high"};
 
-    if (len == 0 || len > DMK_ASK_MAX_MODEL_BYTES) {
-        return dmk_api_bad(p->err, "model", "model must have 1 to %d bytes, not %zu",
-                           DMK_ASK_MAX_MODEL_BYTES, len);
+    if ((int)in->effort < 0 || in->effort > DAMASK__V1__CHAT_EFFORT__CHAT_EFFORT_HIGH) {
+        fail(p, "effort", "must be low, medium or high");
+    } else if (words[in->effort]) {
+        put_text(p, root, "reasoning_effort", words[in->effort], "effort");
     }
-    (void)snprintf(p->ask->model, sizeof(p->ask->model), "%s", in->model);
-    return check_text(p, in->model, "model");
-}
-
-static int read_request(struct parse *p, const Damask__V1__ChatRequest *in)
-{
-    struct dmk_conv_view *view = dmk_conv_edit(p->conv);
-    int rc;
-
-    if ((rc = read_model(p, in)) < 0 || (rc = read_limits(p, in)) < 0 ||
-        (rc = read_sampling(p, in)) < 0) {
-        return rc;
-    }
-    p->ask->stream = true;
-    p->ask->include_usage = true;
-    view->effort = in->effort == DAMASK__V1__CHAT_EFFORT__CHAT_EFFORT_LOW    ? DMK_EFFORT_LOW
-                   : in->effort == DAMASK__V1__CHAT_EFFORT__CHAT_EFFORT_HIGH ? DMK_EFFORT_HIGH
-                                                                             : DMK_EFFORT_MEDIUM;
-    view->tool_choice = in->tool_choice == DAMASK__V1__CHAT_TOOL_CHOICE__CHAT_TOOL_CHOICE_NONE
-                            ? DMK_TOOLS_NONE
-                            : DMK_TOOLS_AUTO;
-    view->date_unix_s = p->limits->date_unix_s;
-    if (in->n_messages == 0 || in->n_messages > p->limits->max_messages) {
-        return dmk_api_bad(p->err, "messages", "messages must have 1 to %u entries, not %zu",
-                           p->limits->max_messages, in->n_messages);
-    }
-    if (in->n_tools > p->limits->max_tools) {
-        return dmk_api_bad(p->err, "tools", "tools must have at most %u entries, not %zu",
-                           p->limits->max_tools, in->n_tools);
-    }
-    for (size_t i = 0; i < in->n_tools; i++) {
-        if ((rc = read_tool(p, in->tools[i], i)) < 0) {
-            return rc;
-        }
-    }
-    for (size_t i = 0; i < in->n_messages; i++) {
-        if ((rc = read_message(p, in->messages[i], i)) < 0) {
-            return rc;
-        }
-    }
-    return 0;
 }
 
 static int grpc_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                       struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
-    struct parse p = {.limits = limits, .ask = ask, .err = reterr};
-    Damask__V1__ChatRequest *in = damask__v1__chat_request__unpack(NULL, body.len, body.data);
-    int rc;
+    struct parse p = {.err = reterr};
+    chat_request *in = damask__v1__chat_request__unpack(NULL, body.len, body.data);
+    json_t *root;
 
     if (!in) {
         return dmk_api_bad(reterr, "", "the request is not a damask.v1.ChatRequest");
     }
-    p.conv = dmk_conv_new(limits->max_conv_bytes);
-    ask->conv = p.conv;
-    rc = p.conv ? read_request(&p, in)
-                : dmk_api_fail(reterr, 503, "out_of_memory", "no memory for the conversation");
+    root = json_object();
+    put_text(&p, root, "model", in->model, "model");
+    put_effort(&p, root, in);
+    put_sampling(&p, root, in);
+    put_limits(&p, root, in);
+    if (in->response_format) {
+        put_format(&p, root, in->response_format);
+    }
+    put_tool_choice(&p, root, in);
+    put_conversation(&p, root, in);
     damask__v1__chat_request__free_unpacked(in, NULL);
-    return rc;
+    if (p.rc == 0) {
+        p.rc = dmk_api_chat_parse_root(root, limits, ask, reterr);
+    }
+    json_decref(root);
+    return p.rc;
 }
 
 /* ---------------------------------------------------------------- the answer */

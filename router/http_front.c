@@ -301,19 +301,66 @@ static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, st
     start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
 }
 
-static void get_models(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str name)
+static int hex_digit(char c)
 {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* A name as a path spells it (openai%2Fgpt-oss): undone once, then a text to be compared and no more. False: it is
+ * too long, or holds what no name holds. */
+static bool read_name(struct dmk_str path, char ret[DMK_ASK_MAX_MODEL_BYTES + 1])
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < path.len; i++) {
+        unsigned char c = (unsigned char)path.data[i];
+
+        if (c == '%') {
+            const int high = i + 2 < path.len ? hex_digit(path.data[i + 1]) : -1;
+            const int low = i + 2 < path.len ? hex_digit(path.data[i + 2]) : -1;
+
+            if (high < 0 || low < 0) {
+                return false;
+            }
+            c = (unsigned char)(high << 4 | low);
+            i += 2;
+        }
+        if (c < 0x20 || c == 0x7f || n == DMK_ASK_MAX_MODEL_BYTES) {
+            return false;
+        }
+        ret[n++] = (char)c;
+    }
+    ret[n] = '\0';
+    return true;
+}
+
+static void get_models(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
+{
+    char name[DMK_ASK_MAX_MODEL_BYTES + 1];
     struct dmk_buf body;
 
+    if (!read_name(rest, name)) {
+        struct dmk_api_error error;
+
+        (void)dmk_api_bad(&error, "model",
+                          "the model's name has more than %d bytes or control characters",
+                          DMK_ASK_MAX_MODEL_BYTES);
+        respond_error(req, &error, NULL);
+        return;
+    }
+
     dmk_buf_init(&body, 0);
-    if (name.len == 0) {
+    if (rest.len == 0) {
         dmk_admin_models(router, &body);
-    } else if (!dmk_admin_model(router, name, &body)) {
+    } else if (!dmk_admin_model(router, dmk_str_from(name), &body)) {
         struct dmk_api_error error;
         char quoted[68];
 
         (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
-                           dmk_api_quote(name, quoted));
+                           dmk_api_quote(dmk_str_from(name), quoted));
         (void)snprintf(error.param, sizeof(error.param), "model");
         respond_error(req, &error, NULL);
         dmk_buf_fini(&body);

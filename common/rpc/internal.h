@@ -99,7 +99,7 @@ int dmk_rpc__stream_push(struct dmk_rpc_stream *stream, grpc_byte_buffer *bytes,
 void dmk_rpc__server_unref(struct dmk_rpc_server *server);
 void dmk_rpc__server_stream_closed(struct dmk_rpc_server *server);
 /* The argument list that servers and channels share; returns how many were written. */
-#define DMK_RPC__MAX_ARGS 16
+#define DMK_RPC__MAX_ARGS 20
 size_t dmk_rpc__args(const struct dmk_rpc *rpc, size_t max_message_bytes, grpc_arg *args);
 
 struct dmk_rpc_server *dmk_rpc__server_of(struct dmk_list *node); /* in rpc.servers */

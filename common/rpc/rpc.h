@@ -78,10 +78,11 @@ struct dmk_rpc_server_conf {
     const char *listen; /* "0.0.0.0:9000", "unix:/path" */
     const struct dmk_rpc_method *methods;
     size_t n_methods;
-    size_t max_message_bytes;      /* received; 0 = DMK_RPC_MAX_MESSAGE_BYTES */
-    size_t max_queue_bytes;        /* of one stream; 0 = DMK_RPC_MAX_QUEUE_BYTES */
-    uint32_t max_streams;          /* calls open at a time; beyond it RESOURCE_EXHAUSTED */
-    uint32_t request_timeout_ms;   /* from a call's start to its first message; 0 = none */
+    size_t max_message_bytes; /* received; 0 = DMK_RPC_MAX_MESSAGE_BYTES */
+    size_t max_queue_bytes;   /* of one stream; 0 = DMK_RPC_MAX_QUEUE_BYTES */
+    uint32_t max_streams;     /* calls open at a time; beyond it RESOURCE_EXHAUSTED */
+    uint32_t
+        request_timeout_ms; /* handshake of a connection; a call's start to its first message; 0 = gRPC's own, none */
     const struct dmk_rpc_tls *tls; /* NULL: none; read inside dmk_rpc_server_new only */
     bool reflect;                  /* serve grpc.reflection.v1 and v1alpha */
     /* Who may call, by the metadata "authorization" (NULL: not sent); false: UNAUTHENTICATED. Asked for every

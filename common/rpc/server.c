@@ -307,6 +307,9 @@ int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *co
     dmk_list_init(&server->streams);
     n = dmk_rpc__args(
         rpc, conf->max_message_bytes ? conf->max_message_bytes : DMK_RPC_MAX_MESSAGE_BYTES, args);
+    if (conf->request_timeout_ms > 0) { /* TLS and the first words of HTTP/2 */
+        add_arg(args, &n, "grpc.server_handshake_timeout_ms", (int)conf->request_timeout_ms);
+    }
     add_arg(args, &n, "grpc.so_reuseport", 0); /* a second server on the port must be told */
     /* Clients ping as often as we do; by default a server would take that for an attack. */
     add_arg(args, &n, "grpc.http2.min_ping_interval_without_data_ms", 500);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <math.h>
 #include <stdlib.h>
 #include <cmocka.h>
 #include "proto/damask_frontend.pb-c.h"
@@ -109,7 +110,7 @@ static void test_bad_requests(void **state)
     refuse(&f.request, "messages[0].role");
     make(&f);
     f.user.content = text("\xff");
-    refuse(&f.request, "messages[0]");
+    refuse(&f.request, "messages[0].content");
     make(&f);
     f.user.role = DAMASK__V1__CHAT_ROLE__CHAT_ROLE_TOOL;
     f.user.tool_call_id = text("c");
@@ -124,12 +125,21 @@ static void test_bad_requests(void **state)
     tool.name = text("f g");
     f.request.tools = tools;
     f.request.n_tools = 1;
-    refuse(&f.request, "tools[0]");
+    refuse(&f.request, "tools[0].function.name");
     tool.name = text("f");
     tool.parameters_json = text("[1]");
-    refuse(&f.request, "tools[0]");
+    refuse(&f.request, "tools[0].function.parameters");
     tool.parameters_json = text("{");
-    refuse(&f.request, "tools[0]");
+    refuse(&f.request, "tools[0].parameters_json");
+    make(&f);
+    f.request.frequency_penalty = NAN;
+    refuse(&f.request, "frequency_penalty");
+    make(&f);
+    f.request.tool_choice = (Damask__V1__ChatToolChoice)9;
+    refuse(&f.request, "tool_choice");
+    make(&f);
+    f.request.effort = (Damask__V1__ChatEffort)9;
+    refuse(&f.request, "effort");
 
     dmk_ask_init(&ask, 0);
     assert_true(dmk_dialect_grpc.parse((struct dmk_bytes){(const uint8_t *)"\xff\xff", 2}, &limits,
