@@ -7,7 +7,10 @@
  *
  * Texts are letters: bytes, and the control tokens that they spell. Free text between triggered tags is followed
  * by an automaton of all triggers (Aho and Corasick), so that a trigger can not be passed by. It may hold the
- * control tokens of messages, but none that ends the turn. */
+ * control tokens of messages, but none that ends the turn.
+ *
+ * A tag that begins a message ("...<|message|>") and has no end of its own is the body of that message: gateways write
+ * so. Nothing but the mark that ends the message, or the turn, may stand behind it. */
 #include "router/constraint_impl.h"
 
 #include <stdio.h>
@@ -309,8 +312,19 @@ static bool is_set(const json_t *v, const char *key)
     return json_is_true(json_object_get(v, key));
 }
 
-/* Behind each trigger, those tags that begin with it. */
-static int join_triggers(struct tags *t, const json_t *v, const uint32_t *hits, uint32_t to)
+static bool is_body(const json_t *tag)
+{
+    static const char mark[] = "<|message|>";
+    const json_t *begin = json_object_get(tag, "begin"), *end = json_object_get(tag, "end");
+    const size_t n = json_string_length(begin), m = sizeof(mark) - 1;
+
+    return json_is_string(begin) && json_is_string(end) && json_string_length(end) == 0 && n >= m &&
+           strcmp(json_string_value(begin) + n - m, mark) == 0;
+}
+
+/* Behind each trigger, those tags that begin with it; bodies of messages lead to body. */
+static int join_triggers(struct tags *t, const json_t *v, const uint32_t *hits, uint32_t to,
+                         uint32_t body)
 {
     const json_t *triggers = json_object_get(v, "triggers"), *tags = json_object_get(v, "tags");
     size_t i, k;
@@ -327,7 +341,7 @@ static int join_triggers(struct tags *t, const json_t *v, const uint32_t *hits, 
 
             if (json_is_string(begin) &&
                 strncmp(json_string_value(begin), json_string_value(trigger), n) == 0) {
-                const int rc = join_tag(t, tag, n, hits[i], to);
+                const int rc = join_tag(t, tag, n, hits[i], is_body(tag) ? body : to);
 
                 if (rc < 0) {
                     return rc;
@@ -372,7 +386,7 @@ static int join_triggered(struct tags *t, const json_t *v, uint32_t from, uint32
 {
     struct dmk_build *b = t->c.build;
     const size_t n = json_array_size(json_object_get(v, "triggers"));
-    const uint32_t behind_tag = dmk_build_node(b);
+    const uint32_t behind_tag = dmk_build_node(b), body = dmk_build_node(b);
     const bool once = is_set(v, "stop_after_first");
     uint32_t hits[MAX_TRIGGERS];
     int rc;
@@ -385,7 +399,9 @@ static int join_triggered(struct tags *t, const json_t *v, uint32_t from, uint32
         hits[i] = dmk_build_node(b);
     }
     rc = join_free(t, v, from, hits, is_set(v, "at_least_one") ? DMK_BUILD_NO_MAX : to);
-    rc = rc < 0 ? rc : join_triggers(t, v, hits, behind_tag);
+    rc = rc < 0 ? rc : join_triggers(t, v, hits, behind_tag, body);
+    dmk_build_skip(b, body, to);
+    dmk_build_skip(b, behind(b, body, "<|end|>"), once ? to : behind_tag);
     if (rc == 0 && once) {
         dmk_build_skip(b, behind_tag, to);
     } else if (rc == 0) {

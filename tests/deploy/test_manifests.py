@@ -16,7 +16,8 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
-FILES = sorted(K8S.rglob("*.yaml"))
+PATCHES = sorted((K8S / "secure").glob("*.yaml"))
+FILES = sorted(set(K8S.rglob("*.yaml")) - set(PATCHES))
 PROGRAM = {"router": "router/damask-router", "prefill": "prefill/damask-prefill",
            "decode": "decode/damask-decode"}
 
@@ -98,3 +99,50 @@ def test_same_node_pods_share_namespaces():
     term = prefill["spec"]["template"]["spec"]["affinity"]["podAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"][0]
     assert term["topologyKey"] == "kubernetes.io/hostname"
+
+
+def merged(base, patch):
+    """A strategic merge, as kubectl patch does it: entries of lists are found by their name, path or port."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {k: merged(base[k], patch[k]) if k in base and k in patch else patch.get(k, base.get(k))
+                for k in base.keys() | patch.keys()}
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(x, dict) for x in base + patch):
+        key = next(k for k in ("mountPath", "port", "name") if all(k in x for x in base + patch))
+        known = {x[key]: x for x in base}
+        return [merged(x, next((p for p in patch if p[key] == x[key]), {})) for x in base] + \
+            [p for p in patch if p[key] not in known]
+    return patch
+
+
+@pytest.mark.parametrize("topology", ["network", "same-node"])
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda p: p.stem)
+def test_secure_patches(topology, patch, tmp_path):
+    """Valid on both topologies; every option is one of the program; every file lies in a mounted Secret."""
+    kind, role = ("Service", "router") if patch.stem == "service" else ("Deployment", patch.stem)
+    source = K8S / "router.yaml" if role == "router" else K8S / topology / f"{role}.yaml"
+    base = next(d for d in documents(source) if d["kind"] == kind)
+    change, = documents(patch)
+    whole = merged(base, change)
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    tool = pathlib.Path(sys.executable).parent / "kubernetes-validate"
+    run = subprocess.run([tool, "--strict", tmp_path / "whole.yaml"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    if kind == "Service":
+        assert {p["name"]: p.get("appProtocol") for p in whole["spec"]["ports"]} == {"http": None, "grpc": "https"}
+        return
+    container, = whole["spec"]["template"]["spec"]["containers"]
+    assert container["image"] and container["startupProbe"]["failureThreshold"], "the patch has lost the rest"
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    volumes = {v["name"]: v for v in whole["spec"]["template"]["spec"]["volumes"]}
+    given = change["spec"]["template"]["spec"]["containers"][0]["env"]
+    for e in given:
+        if e["value"].startswith("/"):
+            assert "secret" in volumes[mounts[os.path.dirname(e["value"])]], e
+    env = {**os.environ, **{e["name"]: e["value"] for e in given}}
+    needed = ["--decode", "d:1", "--vocab", "v"] if role == "router" else ["--model", "m"]
+    run = subprocess.run([BUILD / PROGRAM[role], *needed, "--dump-config"], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    dumped = yaml.safe_load(run.stdout)
+    prefix = f"DAMASK_{role.upper()}_"
+    for e in given:
+        assert dumped[e["name"][len(prefix):].lower().replace("_", "-")] == e["value"], e

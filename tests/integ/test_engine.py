@@ -250,3 +250,23 @@ def test_clients_that_close_the_channel(workers):
         d.wait_for(lambda: r.metric("damask_router_open_requests") == 0 and r.metric("damask_router_tokens_in_flight") == 0, 1)
         assert r.metric("damask_router_client_gone_total") == 100
         assert Engine(r).generate(sampling=dict(max_tokens=3))
+
+
+def test_constraints_reach_the_worker(workers):
+    d = workers("decode", script=says(HELLO), grammar=1)
+    tag = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "x"}})
+    with Router(decode=[d]) as r:
+        e = Engine(r)
+        seen = set()
+        for sampling in (dict(json_object=True), dict(json_schema='{"type":"integer"}'), dict(regex="a+"),
+                         dict(json_schema='{"type":"integer"}', grammar_from_first_token=True),
+                         dict(choice=e.pb.ChoiceConstraint(choices=["yes", "no"])), dict(structural_tag=tag)):
+            e.generate(sampling=sampling)
+            constraint = bytes(d.messages("generate")[-1].constraint)
+            assert constraint and constraint not in seen
+            seen.add(constraint)
+        e.generate()
+        assert not d.messages("generate")[-1].constraint
+        for sampling in (dict(json_schema="{"), dict(json_schema='{"type":"integer","multipleOf":7,"unevaluatedItems":[]}'), dict(regex="(a"),
+                         dict(structural_tag='{"format":{"type":"nothing"}}'), dict(choice=e.pb.ChoiceConstraint())):
+            assert e.code(sampling=sampling) == grpc.StatusCode.INVALID_ARGUMENT, sampling

@@ -4,12 +4,12 @@ It fetches the tokenizer, renders Harmony by itself, sends token ids, parses wha
 its clients leave. The model is the trained tiny one, every prompt goes through the prefill worker.
 """
 
+import json
 import os
 import pathlib
 import subprocess
 import tempfile
 import time
-import urllib.request
 
 import openai
 import pytest
@@ -149,3 +149,20 @@ def test_a_client_that_leaves_frees_its_pages(gateway, cluster):
         for worker in cluster.prefill + cluster.decode:
             pools_balance(worker, limit_s=2)
     assert metric(cluster, "damask_router_client_gone_total") == before + 3
+
+
+def test_structured_output_by_structural_tag(gateway):
+    """The gateway sends schemas as structural tags; the answer holds to them whatever the model would have said."""
+    schema = {"type": "object", "properties": {"country": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+              "required": ["country", "n"], "additionalProperties": False}
+    got = gateway.chat.completions.create(
+        model=MODEL, temperature=0, max_tokens=400, messages=[{"role": "user", "content": "What is the capital of France?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}})
+    value = json.loads(got.choices[0].message.content)
+    assert set(value) == {"country", "n"} and isinstance(value["n"], int) and isinstance(value["country"], str)
+    got = gateway.chat.completions.create(model=MODEL, temperature=0, max_tokens=400, tools=[TIMER, WEATHER],
+                                          tool_choice="required", messages=ASK).choices[0]
+    call = got.message.tool_calls[0].function
+    assert got.finish_reason == "tool_calls" and call.name in ("set_timer", "get_weather")
+    arguments = json.loads(call.arguments)
+    assert set(arguments) == ({"minutes"} if call.name == "set_timer" else {"city"})
