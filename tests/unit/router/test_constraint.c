@@ -292,6 +292,17 @@ static void test_tags(void **state)
     expect(&blob, DOES_NOT_FIT, "<f=2");
     expect(&blob, DOES_NOT_FIT, "<<g>x");
     dmk_buf_fini(&blob);
+    /* A message's body without an end of its own: only the end of the message or of the turn follows. */
+    tag("{\"format\":{\"type\":\"triggered_tags\",\"triggers\":[\"<|channel|>final\"],\"tags\":[{"
+        "\"begin\":\"<|channel|>final<|message|>\",\"content\":{\"type\":\"json_schema\","
+        "\"json_schema\":" SCHEMA
+        "},\"end\":\"\"}],\"at_least_one\":true,\"stop_after_first\":false}}",
+        &blob);
+    expect(&blob, FITS, ANALYSIS "<|channel|>final<|message|>{\"a\":true}");
+    expect(&blob, FITS, "<|channel|>final<|message|>{\"a\":true}<|end|><|start|>assistant x");
+    expect(&blob, DOES_NOT_FIT, "<|channel|>final<|message|>{\"a\":true} and more");
+    expect(&blob, DOES_NOT_FIT, "<|channel|>final<|message|>{\"a\":true}<|start|>");
+    dmk_buf_fini(&blob);
     tag("{\"structures\":[{\"begin\":\"<a>\",\"schema\":{\"type\":\"integer\"},\"end\":\"</"
         "a>\"}],\"triggers\":[\"<a\"]}",
         &blob);
