@@ -212,6 +212,22 @@ def test_a_terminated_decode_worker_fails_no_request(make, right):
     assert victim.popen.wait(30) == 0
 
 
+def test_a_terminated_prefill_worker_waits_for_its_answers(make, right):
+    c = make(1, 1)
+    ask = Ask(c, LENGTH)
+    wait_for(lambda: state(c.prefill[0])["steps"] > 0)
+    c.decode[0].signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: state(c.prefill[0])["tokens_waiting"] == 0)
+        c.prefill[0].signal(signal.SIGTERM)
+        time.sleep(1)
+        assert c.prefill[0].alive()
+    finally:
+        c.decode[0].signal(signal.SIGCONT)
+    assert ask.text() == right(LENGTH)
+    assert c.prefill[0].popen.wait(15) == 0
+
+
 def test_a_killed_decode_worker_fails_what_it_held_alone(make, right):
     c = make(2, 2, **QUICK)
     load = Load(c, 20, max_tokens=60)  # 0.3 s each: some are in the middle

@@ -3,9 +3,9 @@
  *   explore [name=value ...]     lane=direct|emulated requests routers p d pages puts bound patient once
  *                                crash-p crash-d crash-router cut cut-stream leave hang-p hang-d partition
  *                                lose double (how often each fault may strike)
- *                                others=1 (one request beside any number of others, see explore_others.c)
- *                                cover=1 (with others: then visits the world of two requests that is so described,
- *                                and checks that each of its states was met)
+ *                                others=1 (one attempt beside any number of others, see explore_others.c)
+ *                                cover=N (with others: then visits the world of N requests that is so described, and
+ *                                checks that each of its states was met, one ticket at a time)
  *                                mutate=NAME (a table made wrong; the run must then find something)
  *                                gb=N (memory; default 4)
  *
@@ -310,31 +310,44 @@ static int search(struct space *sp)
     return rc;
 }
 
-/* Visits two requests in full, and looks each state up among those of one beside others. */
-static int cover(const struct space *sp, double gb)
+/* A ticket that may be followed: it is not blank, or its attempt goes on. */
+static bool is_followed(const struct ex_state *s, int t)
 {
-    struct space two = {.conf = sp->conf};
+    static const struct ex_ticket blank;
+    const struct ex_request *q = &s->requests[t / EX_ATTEMPTS];
+
+    return memcmp(&s->tickets[t], &blank, sizeof(blank)) != 0 ||
+           (q->attempt == t % EX_ATTEMPTS && (t % EX_ATTEMPTS == 0 || ex_is_active(q)));
+}
+
+/* Visits n requests in full, and looks each state up, one ticket at a time, among those beside others. */
+static int cover(const struct space *sp, double gb, uint8_t n)
+{
+    struct space all = {.conf = sp->conf};
     struct ex_state s, one;
     int rc;
 
-    two.conf.others = false;
-    two.conf.n_requests = two.conf.n_routers = 2;
-    open_space(&two, gb);
-    rc = search(&two);
-    for (uint32_t i = 0; rc != 1 && i < two.n; i++) {
-        for (int q = 0; q < 2 && rc != 1; q++) {
-            ex_unpack(&two.conf, bytes_of(&two, i), &s);
-            ex_project(&sp->conf, &s, q, &one);
+    all.conf.others = false;
+    all.conf.n_requests = n;
+    open_space(&all, gb);
+    rc = search(&all);
+    for (uint32_t i = 0; rc != 1 && i < all.n; i++) {
+        ex_unpack(&all.conf, bytes_of(&all, i), &s);
+        for (int t = 0; t < ex_n_tickets(&all.conf) && rc != 1; t++) {
+            if (!is_followed(&s, t)) {
+                continue;
+            }
+            ex_project(&sp->conf, &s, t, &one);
             if (look_up(sp, &one) == NO_STATE) {
-                printf("a state of two requests, of which request %d alone was not met:\n", q);
-                tell(&two, i, NULL);
+                printf("a state whose t%d alone was not met:\n", t);
+                tell(&all, i, NULL);
                 ex_print(&sp->conf, &one);
                 rc = 1;
             }
         }
     }
-    printf("%s\n", rc == 0   ? "each state of two requests was met beside others"
-                   : rc == 3 ? "each state of two requests that was visited was met beside others"
+    printf("%s\n", rc == 0   ? "each state was met, one ticket at a time"
+                   : rc == 3 ? "each state that was visited was met, one ticket at a time"
                              : "not covered");
     return rc;
 }
@@ -392,7 +405,7 @@ static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
     return false;
 }
 
-static bool set(struct ex_conf *conf, double *gb, bool *covers, const char *arg)
+static bool set(struct ex_conf *conf, double *gb, uint8_t *covers, const char *arg)
 {
     const char *value = strchr(arg, '=');
     char name[32];
@@ -411,8 +424,8 @@ static bool set(struct ex_conf *conf, double *gb, bool *covers, const char *arg)
         return *gb > 0;
     }
     if (strcmp(name, "cover") == 0) {
-        *covers = strcmp(value, "1") == 0;
-        return *covers;
+        *covers = (uint8_t)strtoul(value, NULL, 10);
+        return *covers >= 1 && *covers <= EX_MAX_REQUESTS;
     }
     if (strcmp(name, "mutate") == 0) {
         for (int i = 0; i < EX_N_MUTATIONS; i++) {
@@ -431,7 +444,7 @@ int main(int argc, char **argv)
     struct space sp = {
         .conf = {.n_requests = 1, .n_routers = 1, .n_p = 1, .n_d = 1, .n_pages = 1, .n_puts = 1}};
     double gb = 4;
-    bool covers = false;
+    uint8_t covers = 0;
     int rc;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -448,8 +461,8 @@ int main(int argc, char **argv)
     }
     open_space(&sp, gb);
     rc = search(&sp);
-    if (rc == 0 && covers) {
-        rc = cover(&sp, gb);
+    if (rc == 0 && covers > 0) {
+        rc = cover(&sp, gb, covers);
     }
     return sp.conf.mutation ? rc != 1 : rc;
 }

@@ -15,8 +15,9 @@
  *   L1 every request can still end, without further faults and without a hung worker's help
  *   L2 then every page can come back, and L3 every table empty itself, once hung workers move again
  *
- * `others`: one request is followed, beside any number of others on other routers that are not followed: they
- * may do at any moment whatever a request of theirs could do to what is shared. See explore_others.c.
+ * `others`: one attempt of one request is followed, beside its other attempt and any number of other requests
+ * on other routers that are not followed: they may do at any moment whatever an attempt could do to what is
+ * shared. See explore_others.c.
  * One thread; no clock. */
 #pragma once
 
@@ -140,8 +141,8 @@ struct ex_world {
 void ex_init(const struct ex_conf *conf, struct ex_state *ret);
 /* All that can happen next. Stops early when a promise is broken: see violation. */
 void ex_successors(struct ex_world *w, const struct ex_state *state);
-/* With `others`: what is left of a state of two requests when only request q is followed. */
-void ex_project(const struct ex_conf *conf, const struct ex_state *state, int q,
+/* With `others`: what is left of a state when only ticket t of it is followed. */
+void ex_project(const struct ex_conf *conf, const struct ex_state *state, int t,
                 struct ex_state *ret);
 bool ex_requests_ended(const struct ex_conf *conf, const struct ex_state *state);
 bool ex_all_quiet(const struct ex_conf *conf, const struct ex_state *state);

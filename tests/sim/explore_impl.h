@@ -117,6 +117,8 @@ void ex_move_to_p(const struct ex_moves *m, int t);
 void ex_move_streams(const struct ex_moves *m, int r, int i);
 /* explore_others.c */
 enum { EX_N_CHOICES = 7 };
+/* A ticket is another's from now on. */
+void ex_others_take(struct ex_state *s, int t);
 /* Asks what others did; 0, and n - 1 more answers when the world has others. */
 unsigned ex_ask(struct ex_world *w, unsigned n);
 /* A connection that P may use: one that the request followed uses already, or whatever others left. */

@@ -1,10 +1,10 @@
-/* One request beside any number of others that are not followed; see explore.h.
+/* One attempt of a request beside any number of others that are not followed; see explore.h.
  *
  * Requests meet in few things: a connection between P and D and its closing, the newest incarnation of P that
  * D has heard of, the bound on draining pages, the end of a process whose copies still run, a router's
  * streams. Here these take every value that others could give them, at every moment:
  *
- *   - A connection that the request followed does not use is forgotten. When P needs one, it is a new one, one
+ *   - A connection that the attempt followed does not use is forgotten. When P needs one, it is a new one, one
  *     of others in any state, or none is to be had. While it is used, others may be heard on it, and either
  *     side may close it, for a transfer of others.
  *   - A claim may be of an incarnation that is not the newest heard, when there is a newer one, and may find the
@@ -14,11 +14,15 @@
  *   - Pages: whether others hold them decides only when a reservation comes through, and it may come at any
  *     time anyway.
  *
+ * When a request is tried again, either the new attempt is followed and the old one is another's, or the old one
+ * is followed on and the request counts as failed: nothing of it but its cancels reaches the old attempt.
+ *
  * Every state of a world of several requests, each with a router of its own, is thereby a state here once all
- * but one of them are taken out of it (ex_project): what can not happen to one here (S1 to S5) can happen to
- * none there. `cover=1` checks that over all states of worlds that can be visited whole. L1, L2 and L3 are
- * weaker than there: from whatever others have made of things, the request followed and what it holds can
- * come to their end once the others leave it alone. */
+ * tickets but one are taken out of it (ex_project): what can not happen to one here (S1, S2, S3, S5) can happen
+ * to none there. `cover=N` checks that over all states of worlds that can be visited whole. S4 compares two
+ * attempts, and rests on the worlds in which both are followed. L1, L2 and L3 are weaker than there: from
+ * whatever others have made of things, the attempt followed and what it holds can come to their end once the
+ * others leave it alone. */
 #include "tests/sim/explore_impl.h"
 
 #include <string.h>
@@ -130,22 +134,39 @@ void ex_move_others_stream(const struct ex_moves *m, int r, int i)
     }
 }
 
-void ex_project(const struct ex_conf *conf, const struct ex_state *state, int q,
-                struct ex_state *ret)
+void ex_others_take(struct ex_state *s, int t)
 {
-    const int first = q * EX_ATTEMPTS, r = q % conf->n_routers;
-
-    *ret = *state;
-    memset(ret->requests, 0, sizeof(ret->requests));
-    memset(ret->tickets, 0, sizeof(ret->tickets));
-    ret->requests[0] = state->requests[q];
-    memcpy(ret->tickets, state->tickets + first, EX_ATTEMPTS * sizeof(ret->tickets[0]));
     for (int d = 0; d < EX_MAX_WORKERS; d++) {
         for (int i = 0; i < EX_MAX_PAGES; i++) {
-            const int owner = state->owner[d][i] - 1 - first;
-
-            ret->owner[d][i] = owner >= 0 && owner < EX_ATTEMPTS ? (uint8_t)(owner + 1) : 0;
+            s->owner[d][i] = s->owner[d][i] == t + 1 ? 0 : s->owner[d][i];
         }
+    }
+    s->tickets[t] = (struct ex_ticket){0};
+}
+
+void ex_project(const struct ex_conf *conf, const struct ex_state *state, int t,
+                struct ex_state *ret)
+{
+    const int q = t / EX_ATTEMPTS, a = t % EX_ATTEMPTS, r = q % conf->n_routers;
+    struct ex_request *request = &ret->requests[0];
+
+    *ret = *state;
+    for (int u = 0; u < EX_MAX_TICKETS; u++) {
+        if (u != t) {
+            ex_others_take(ret, u);
+        }
+    }
+    for (int d = 0; d < EX_MAX_WORKERS; d++) {
+        for (int i = 0; i < EX_MAX_PAGES; i++) {
+            ret->owner[d][i] = ret->owner[d][i] ? (uint8_t)(a + 1) : 0;
+        }
+    }
+    ret->tickets[t] = (struct ex_ticket){0};
+    ret->tickets[a] = state->tickets[t];
+    memset(ret->requests, 0, sizeof(ret->requests));
+    *request = state->requests[q];
+    if (ex_is_active(request) && request->attempt != a) {
+        request->state = R_FAILED; /* as far as this attempt is concerned */
     }
     memcpy(ret->streams[0], state->streams[r], sizeof(ret->streams[0]));
     memcpy(ret->streams[r], state->streams[0], sizeof(ret->streams[0]));

@@ -52,9 +52,17 @@ static void fail_attempt(struct ex_world *w, int q, enum ex_edge edge, const cha
 {
     struct ex_request *request = &w->s.requests[q];
 
+    const struct ex_state before = w->s;
+    bool again;
+
     send_cancels(w, q);
-    if (request->state != R_DECODING && request->attempt == 0 && !w->conf->once &&
-        reserve(w, q, 1, edge, why)) {
+    again = request->state != R_DECODING && request->attempt == 0 && !w->conf->once;
+    if (again && w->conf->others) {
+        ex_others_take(&w->s, q * EX_ATTEMPTS);
+        (void)reserve(w, q, 1, edge, why);
+        w->s = before;
+        send_cancels(w, q); /* and now the old attempt is followed on */
+    } else if (again && reserve(w, q, 1, edge, why)) {
         return;
     }
     request->state = R_FAILED;

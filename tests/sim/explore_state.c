@@ -234,6 +234,9 @@ void ex_normalize(const struct ex_conf *conf, struct ex_state *s)
     for (int q = 0; q < conf->n_requests; q++) {
         if (s->requests[q].state >= R_DONE) {
             s->requests[q].attempt = s->requests[q].heard = 0;
+            if (conf->others) { /* how it ended matters to nobody */
+                s->requests[q].state = R_FAILED;
+            }
         }
     }
 }
