@@ -112,6 +112,12 @@ void dmk_build_begin(struct dmk_build *b, uint32_t rule)
 {
     b->rule = rule;
     b->n_nodes = b->n_links = 0;
+    b->expand = false;
+}
+
+void dmk_build_expand(struct dmk_build *b)
+{
+    b->expand = true;
 }
 
 void dmk_build_end(struct dmk_build *b, struct dmk_piece piece, uint32_t min, uint32_t max)
@@ -127,6 +133,10 @@ void dmk_build_end(struct dmk_build *b, struct dmk_piece piece, uint32_t min, ui
     rule->min = min;
     rule->max = max;
     dmk_build__determine(b, piece, rule);
+    if (b->expand) {
+        rule->min = 0;
+        rule->max = DMK_BUILD_NO_MAX;
+    }
 }
 
 /* ---------------------------------------------------------------- nodes */

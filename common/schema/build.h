@@ -42,6 +42,10 @@ void dmk_build_begin(struct dmk_build *build, uint32_t rule);
 /* The rule is this piece; min and max bound what it counts (dmk_build_tick). */
 void dmk_build_end(struct dmk_build *build, struct dmk_piece piece, uint32_t min, uint32_t max);
 
+/* Counting becomes part of the states of the rule under construction, a state for each count: for rules where a count
+ * could shut every way out, which a walker would not see beforehand. */
+void dmk_build_expand(struct dmk_build *build);
+
 /* ---- nodes */
 uint32_t dmk_build_node(struct dmk_build *build);
 void dmk_build_bytes(struct dmk_build *build, uint32_t from, uint8_t first, uint8_t last,

@@ -37,6 +37,7 @@ struct dmk_build {
     struct dmk_built *rules;
     uint32_t n_rules, cap_rules;
     uint32_t rule; /* under construction */
+    bool expand;   /* its counts */
     struct dmk_build_node *nodes;
     uint32_t n_nodes, cap_nodes;
     struct dmk_link *links;

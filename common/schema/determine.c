@@ -9,6 +9,7 @@
 struct set {
     uint32_t at, n; /* in pool */
     bool tick, gate;
+    uint32_t count; /* so far, where counts are expanded */
 };
 
 struct work {
@@ -26,8 +27,31 @@ struct work {
     uint32_t *list; /* [n_nodes] scratch */
     uint32_t n_list;
     bool tick, gate, mixed; /* of the list's nodes that were reached directly */
+    uint32_t count;         /* of the list's state */
     uint32_t cap_edges, cap_calls, cap_ids;
 };
+
+/* What entering the list does to the count of the set that it was followed from; false when it may not be
+ * entered. Only where counts are expanded: then no marks are left. */
+static bool expand_count(struct work *w, uint32_t before)
+{
+    w->count = before;
+    if (!w->b->expand) {
+        return true;
+    }
+    if (w->tick) {
+        if (before >= w->rule->max) {
+            return false;
+        }
+        /* Without a bound above nothing changes behind the one below. */
+        w->count += w->rule->max != DMK_BUILD_NO_MAX || before < w->rule->min;
+    }
+    if (w->gate && w->count < w->rule->min) {
+        return false;
+    }
+    w->tick = w->gate = false;
+    return true;
+}
 
 static bool spend(struct work *w, uint64_t steps)
 {
@@ -114,9 +138,9 @@ static bool grow_table(struct work *w)
     }
     for (uint32_t i = 0; i < w->n_sets; i++) {
         const struct set *s = &w->sets[i];
-        uint32_t slot =
-            (uint32_t)dmk_hash64(w->pool + s->at, s->n * sizeof(uint32_t), s->tick | s->gate << 1) &
-            (n - 1);
+        uint32_t slot = (uint32_t)dmk_hash64(w->pool + s->at, s->n * sizeof(uint32_t),
+                                             (uint64_t)s->count << 2 | s->tick | s->gate << 1) &
+                        (n - 1);
 
         while (table[slot]) {
             slot = (slot + 1) & (n - 1);
@@ -142,11 +166,12 @@ static uint32_t state_of_list(struct work *w)
     if (b->why || !grow_table(w)) {
         return 0;
     }
-    slot = (uint32_t)dmk_hash64(w->list, bytes, w->tick | w->gate << 1) & (w->n_table - 1);
+    slot = (uint32_t)dmk_hash64(w->list, bytes, (uint64_t)w->count << 2 | w->tick | w->gate << 1) &
+           (w->n_table - 1);
     while (w->table[slot]) {
         const struct set *s = &w->sets[w->table[slot] - 1];
 
-        if (s->n == w->n_list && s->tick == w->tick && s->gate == w->gate &&
+        if (s->n == w->n_list && s->tick == w->tick && s->gate == w->gate && s->count == w->count &&
             memcmp(w->pool + s->at, w->list, bytes) == 0) {
             return w->table[slot] - 1;
         }
@@ -166,7 +191,7 @@ static uint32_t state_of_list(struct work *w)
         w->pool[w->n_pool++] = w->list[i];
     }
     w->table[slot] = w->n_sets + 1;
-    w->sets[w->n_sets] = (struct set){w->n_pool - w->n_list, w->n_list, w->tick, w->gate};
+    w->sets[w->n_sets] = (struct set){w->n_pool - w->n_list, w->n_list, w->tick, w->gate, w->count};
     return w->n_sets++;
 }
 
@@ -228,6 +253,10 @@ static void add_bytes(struct work *w, struct set s)
             struct dmk_grammar_edge *before;
 
             close_list(w);
+            if (!expand_count(w, s.count)) {
+                first = last + 1;
+                continue;
+            }
             target = state_of_list(w);
             before = rule->n_edges > from ? &rule->edges[rule->n_edges - 1] : NULL;
             if (before && before->last + 1u == first && before->target == target) {
@@ -264,6 +293,9 @@ static void add_letters(struct work *w, struct set s, enum dmk_link_kind kind)
             }
             follow(w, s, kind, link.value);
             close_list(w);
+            if (!expand_count(w, s.count)) {
+                continue;
+            }
             const uint32_t target = state_of_list(w);
 
             if (kind == DMK_LINK_CALL && dmk_build__grow(w->b, &rule->calls, rule->n_calls,

@@ -83,6 +83,9 @@ int dmk_schema__string(struct dmk_schemas *s, const struct dmk_job *job, json_t 
         if (r < 0) {
             return dmk_schema__bad(s, job, "\"pattern\": %s", error.text);
         }
+        if (counts) {
+            dmk_build_expand(b);
+        }
     } else {
         body = dmk_piece_empty(b);
         dmk_chars_join_any(b, true, body.in, body.in);
