@@ -216,14 +216,17 @@ static int read_edges(struct dmk_automaton *a, struct reader *r, struct dmk_erro
 int dmk_automaton_load(struct dmk_bytes blob, struct dmk_automaton **ret, struct dmk_error *reterr)
 {
     struct dmk_automaton *a = calloc(1, sizeof(*a));
-    struct reader reader = {blob.data + HEAD_BYTES};
+    struct reader reader = {NULL};
     int r;
 
     if (!a) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for a constraint");
     }
     r = read_head(a, blob, reterr);
-    r = r < 0 ? r : allocate(a);
+    if (r == 0) {
+        reader.at = blob.data + HEAD_BYTES;
+        r = allocate(a);
+    }
     r = r < 0 ? r : read_rules(a, &reader, reterr);
     r = r < 0 ? r : read_states(a, &reader, reterr);
     r = r < 0 ? r : read_edges(a, &reader, reterr);
