@@ -14,16 +14,13 @@ struct walk {
     struct dmk_message *turn; /* the newest message, if it is the assistant's; else NULL */
 };
 
-static int add_message(struct walk *w, enum dmk_role role, struct dmk_message **ret)
+/* NULL: the conversation is full. */
+static struct dmk_message *add_message(struct walk *w, enum dmk_role role)
 {
     struct dmk_message *m = dmk_conv_add_message(w->in->conv, role);
 
-    if (!m) {
-        return dmk_conv_in_too_big(w->in);
-    }
     w->turn = role == DMK_ROLE_ASSISTANT ? m : NULL;
-    *ret = m;
-    return 0;
+    return m;
 }
 
 static int read_message(struct walk *w, const json_t *item, const char *at)
@@ -37,7 +34,6 @@ static int read_message(struct walk *w, const json_t *item, const char *at)
     struct dmk_message *m = w->turn;
     char param[AT_BYTES + 16];
     size_t k = 0;
-    int rc;
 
     while (k < n_roles &&
            !(json_is_string(role) && strcmp(json_string_value(role), words[k]) == 0)) {
@@ -54,10 +50,10 @@ static int read_message(struct walk *w, const json_t *item, const char *at)
         return dmk_api_bad(w->in->err, param, "%s is missing", param);
     }
     if (roles[k] != DMK_ROLE_ASSISTANT || !m || m->has_content || m->n_calls > 0) {
-        rc = add_message(w, roles[k], &m);
-        if (rc < 0) {
-            return rc;
-        }
+        m = add_message(w, roles[k]);
+    }
+    if (!m) {
+        return dmk_conv_in_too_big(w->in);
     }
     m->has_content = true;
     return dmk_conv_in_text(w->in, content, param, &m->content);
@@ -118,11 +114,10 @@ static int read_reasoning(struct walk *w, const json_t *item, const char *at)
                    : 0;
     }
     if (!m || m->has_content || m->n_calls > 0) {
-        const int rc = add_message(w, DMK_ROLE_ASSISTANT, &m);
-
-        if (rc < 0) {
-            return rc;
-        }
+        m = add_message(w, DMK_ROLE_ASSISTANT);
+    }
+    if (!m) {
+        return dmk_conv_in_too_big(w->in);
     }
     return add_reasoning(w, m, content, at);
 }
@@ -133,11 +128,10 @@ static int read_call(struct walk *w, const json_t *item, const char *at)
     char prefix[AT_BYTES + 2];
 
     if (!m) {
-        const int rc = add_message(w, DMK_ROLE_ASSISTANT, &m);
-
-        if (rc < 0) {
-            return rc;
-        }
+        m = add_message(w, DMK_ROLE_ASSISTANT);
+    }
+    if (!m) {
+        return dmk_conv_in_too_big(w->in);
     }
     (void)snprintf(prefix, sizeof(prefix), "%s.", at);
     return dmk_conv_in_call(w->in, m, item, prefix, "call_id", item, prefix);
@@ -146,12 +140,12 @@ static int read_call(struct walk *w, const json_t *item, const char *at)
 static int read_output(struct walk *w, const json_t *item, const char *at)
 {
     const json_t *output = dmk_field_get(item, "output");
-    struct dmk_message *m = NULL;
+    struct dmk_message *m = add_message(w, DMK_ROLE_TOOL);
     char param[AT_BYTES + 16];
-    int rc = add_message(w, DMK_ROLE_TOOL, &m);
+    int rc;
 
-    if (rc < 0) {
-        return rc;
+    if (!m) {
+        return dmk_conv_in_too_big(w->in);
     }
     (void)snprintf(param, sizeof(param), "%s.output", at);
     if (!output) {
@@ -202,14 +196,14 @@ static int read_item(struct walk *w, const json_t *item, const char *at)
 int dmk_api_responses_read_input(struct dmk_conv_in *in, const json_t *input)
 {
     struct walk w = {.in = in};
-    struct dmk_message *m = NULL;
+    struct dmk_message *m;
     char at[AT_BYTES];
     int rc;
 
     if (json_is_string(input)) {
-        rc = add_message(&w, DMK_ROLE_USER, &m);
-        if (rc < 0) {
-            return rc;
+        m = add_message(&w, DMK_ROLE_USER);
+        if (!m) {
+            return dmk_conv_in_too_big(in);
         }
         m->has_content = true;
         return dmk_conv_in_copy(in, input, &m->content);

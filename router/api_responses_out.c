@@ -311,6 +311,7 @@ static void send_done(struct reply *r)
 static void close_item(struct reply *r, const char *status)
 {
     if (r->open) {
+        dmk_assert(r->items && r->n_items > 0);
         r->open = false;
         r->items[r->n_items - 1].status = status;
         if (r->a.conf.stream) {

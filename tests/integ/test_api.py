@@ -4,6 +4,7 @@ The model has random weights, so the tests look at form and at equality (streame
 the same seed twice), never at sense.
 """
 
+import concurrent.futures
 import http.client
 import importlib
 import json
@@ -100,6 +101,17 @@ def test_seed_and_choices(client):
     assert [(got[i]["content"], got[i]["reasoning"], got[i]["finish"]) for i in (0, 1)] == [said(c) for c in first.choices]
     assert usage.prompt_tokens == first.usage.prompt_tokens
     assert usage.completion_tokens == first.usage.completion_tokens
+
+
+def test_seed_under_load(client):
+    """The same seed gives the same tokens, whatever else the workers do."""
+    ask = {"model": MODEL, "messages": HI, "temperature": 1, "max_tokens": 32, "seed": 42}
+    first = said(client.chat.completions.create(**ask).choices[0])
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(client.chat.completions.create, model=MODEL, messages=HI, temperature=1, max_tokens=48,
+                              seed=i) for i in range(8)]
+        assert said(client.chat.completions.create(**ask).choices[0]) == first
+        assert len({said(o.result().choices[0]) for o in others}) > 1
 
 
 def test_max_tokens_ends_by_length(client):

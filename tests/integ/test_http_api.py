@@ -294,6 +294,22 @@ def test_methods_and_paths(paper):
     assert status == 405 and "GET" in headers["allow"] and json.loads(data)["error"]["type"] == "invalid_request_error"
 
 
+def test_names_of_models(workers):
+    d = workers("decode")
+    with Router(decode=[d], args=["--model-aliases", "openai/gpt-oss-20b,a b"]) as r:
+        client = openai.OpenAI(base_url=r.url + "/v1", api_key="none", max_retries=0)
+        for name in (MODEL, "openai/gpt-oss-20b", "a b"):
+            assert client.models.retrieve(name).id == name
+            openai_types.model(json.loads(r.get("/v1/models/" + name.replace(" ", "%20"))[2]))
+        for path in ("..%2f..%2fetc%2fpasswd", "../../etc/passwd", MODEL + "%20", "%2b1", MODEL.upper()):
+            status, _, data = r.get("/v1/models/" + path)
+            assert status == 404 and json.loads(data)["error"]["code"] == "model_not_found", path
+        for path in ("%", "%4", "%zz", "a%00b", "x" * 400):
+            status, _, data = r.get("/v1/models/" + path)
+            assert status == 400 and json.loads(data)["error"]["param"] == "model", path
+        assert r.chat(model="openai/gpt-oss-20b")[2]["model"] == "openai/gpt-oss-20b"
+
+
 def test_first_byte_before_the_end(paper):
     r, d, _ = paper
     d.script, d.token_delay_s = says(LONG), 0.01
