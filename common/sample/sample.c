@@ -173,6 +173,22 @@ static void apply_penalties(struct dmk_sampler *s, const struct dmk_sample_param
     }
 }
 
+/* Word by word: in most masks nearly all bits of a word are alike. */
+static void apply_mask(struct dmk_sampler *s, const uint64_t *allowed)
+{
+    for (uint32_t w = 0; w * 64 < s->vocab; w++) {
+        const uint32_t n = s->vocab - w * 64 < 64 ? s->vocab - w * 64 : 64;
+        float *x = s->work + (size_t)w * 64;
+
+        if (allowed[w] == UINT64_MAX) {
+            continue;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = allowed[w] >> i & 1 ? x[i] : -INFINITY;
+        }
+    }
+}
+
 /* The row to pick from: the logits themselves, or a copy with bans, mask, bias and penalties. */
 static const float *edit_row(struct dmk_sampler *s, const struct dmk_sample_params *p,
                              const struct dmk_sample_context *c, const float *logits)
@@ -187,10 +203,8 @@ static const float *edit_row(struct dmk_sampler *s, const struct dmk_sample_para
         dmk_assert(c->banned[i] < s->vocab);
         s->work[c->banned[i]] = -INFINITY;
     }
-    for (uint32_t i = 0; c->allowed && i < s->vocab; i++) {
-        if (!(c->allowed[i / 64] >> (i % 64) & 1)) {
-            s->work[i] = -INFINITY;
-        }
+    if (c->allowed) {
+        apply_mask(s, c->allowed);
     }
     for (uint32_t i = 0; i < p->n_bias; i++) {
         dmk_assert(p->bias_ids[i] < s->vocab);
