@@ -73,8 +73,7 @@ static int allocate(struct dmk_decode_core *core)
     if (!core->groups || !core->seqs || !core->ids_storage || !core->pages_storage ||
         !core->requests || !core->ticket || (!c->engine.pick && !core->logits) || !core->by_age ||
         !core->sched || !core->picks || !step->seqs || !step->slots || !step->copies ||
-        !step->rows || !step->results ||
-        (c->engine.samples && (!step->draws || !step->drawn))) {
+        !step->rows || !step->results || (c->engine.samples && (!step->draws || !step->drawn))) {
         return -DMK_ENOMEM;
     }
     for (uint32_t i = 0; i < core->n_slots; i++) {

@@ -88,7 +88,7 @@ static void join_letter(struct dmk_build *b, uint32_t from, uint32_t letter, uin
 /* The node behind a text. */
 static uint32_t behind(struct dmk_build *b, uint32_t from, const char *text)
 {
-    for (size_t n = 0; *text; text += n) {
+    for (size_t n = 0; text && *text; text += n) {
         const uint32_t letter = read_letter(text, &n), next = dmk_build_node(b);
 
         join_letter(b, from, letter, next);

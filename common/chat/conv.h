@@ -77,7 +77,7 @@ struct dmk_conv_view {
     enum dmk_output output;
     struct dmk_str response_format_name; /* with response_schema: shown to the model */
     struct dmk_str response_format_description;
-    struct dmk_str output_param; /* where the request says what output is, for sentences */
+    struct dmk_str output_param;    /* where the request says what output is, for sentences */
     struct json_t *response_schema; /* a reference that the conversation drops; NULL = free text */
     int64_t date_unix_s;            /* "Current date" (UTC); < 0 = none */
 };

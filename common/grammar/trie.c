@@ -106,8 +106,11 @@ static int check(struct dmk_bytes blob, uint32_t n_ids, uint32_t n_tokens, uint3
     uint8_t before[DMK_TRIE_MAX_TOKEN];
     size_t at = HEAD_BYTES, n_before = 0, n_bytes = 0;
     uint32_t n_nodes = 1;
-    int r = seen ? 0 : dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the vocabulary's bytes");
+    int r = 0;
 
+    if (!seen) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the vocabulary's bytes");
+    }
     for (uint32_t i = 0; r == 0 && i < n_tokens; i++) {
         const size_t shared = at + 2 <= blob.len ? blob.data[at] : 0;
         const size_t more = at + 2 <= blob.len ? blob.data[at + 1] : 0;

@@ -15,7 +15,7 @@
 #include "common/base/error.h"
 #include "common/base/span.h"
 
-#define DMK_BUILD_MAX_NODES 60000u    /* of a rule under construction */
+#define DMK_BUILD_MAX_NODES 60000u   /* of a rule under construction */
 #define DMK_BUILD_MAX_WORK  8000000u /* steps of making rules deterministic, about 0.04 s */
 #define DMK_BUILD_NO_MAX    UINT32_MAX
 

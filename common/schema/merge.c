@@ -561,7 +561,7 @@ static bool values_differ(const json_t *x, const json_t *y)
 
 bool dmk_schema__disjoint(struct dmk_schemas *s, const struct dmk_job *job, json_t *x, json_t *y)
 {
-    json_t *a, *b, *value;
+    json_t *a = NULL, *b = NULL, *value;
     const char *name;
 
     if (!json_is_object(x) || !json_is_object(y) || dmk_schema__flatten(s, job, x, &a) < 0 ||
@@ -578,7 +578,7 @@ bool dmk_schema__disjoint(struct dmk_schemas *s, const struct dmk_job *job, json
     json_object_foreach(json_object_get(a, "properties"), name, value)
     {
         json_t *other = json_object_get(json_object_get(b, "properties"), name);
-        json_t *p, *q;
+        json_t *p = NULL, *q = NULL;
 
         if (other && is_required(a, name) && is_required(b, name) && json_is_object(value) &&
             json_is_object(other) && dmk_schema__flatten(s, job, value, &p) == 0 &&

@@ -271,7 +271,7 @@ static int build_alternatives(struct dmk_schemas *s, const struct dmk_job *job, 
 {
     json_t *list = json_object_get(schema, key);
     const size_t n = json_array_size(list);
-    uint32_t rules[MAX_ALTERNATIVES];
+    uint32_t rules[MAX_ALTERNATIVES] = {0};
     json_t *beside = json_copy(schema);
     char at[64];
     uint32_t in, out;
@@ -395,7 +395,7 @@ static int build_types(struct dmk_schemas *s, const struct dmk_job *job, json_t 
 {
     struct dmk_build *b = s->build;
     struct dmk_number_bounds bounds = {0};
-    uint32_t rules[3], n = 0, in, out;
+    uint32_t rules[3] = {0}, n = 0, in, out;
     unsigned types;
     int r = 0;
 
