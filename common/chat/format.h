@@ -14,9 +14,11 @@
 #include "common/text/tokenizer.h"
 
 struct dmk_format_options {
-    bool recipient_in_channel; /* foreign tool calls: channel part instead of role part of the
-                                  header */
-    bool library_schema_text;  /* multi-line descriptions as openai-harmony 0.0.8 prints them */
+    bool
+        recipient_in_channel; /* foreign tool calls, and results of tools: the recipient stands in the
+                                * channel part of the header instead of the role part, as oss-harmony
+                                * 0.0.11 has it */
+    bool library_schema_text; /* multi-line descriptions as openai-harmony 0.0.8 prints them */
     bool library_drop_rule; /* which old analysis is dropped: the library's rule instead of ours */
 };
 

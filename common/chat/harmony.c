@@ -197,6 +197,7 @@ static void add_tool_result(struct list *list, const struct dmk_message *message
 
     reply->name = concat(list, FUNCTIONS ".", name);
     reply->recipient = dmk_str_from("assistant");
+    reply->recipient_in_channel = list->options->recipient_in_channel;
 }
 
 static void add_rest(struct list *list, const struct dmk_conv_view *conv, size_t first,

@@ -6,6 +6,7 @@
 #   .deps/ucx/     UCX 1.22.0: include, lib, lib/pkgconfig (prefix rewritten)
 #   .deps/vocab/   o200k_base.tiktoken, checked against its SHA-256
 #   .deps/venv/    Python with the test clients of tests/requirements.txt
+#   .deps/oss-harmony/   oss-harmony 0.0.11, for comparison
 #   .deps/bin/     promtool
 set -euo pipefail
 
@@ -103,6 +104,15 @@ unpack_vocab() {
   echo $vocab_sha >"$deps/vocab/.sha"
 }
 
+# A fork of openai-harmony with the same module's name: beside the venv, for a process of its own.
+install_oss_harmony() {
+  [ "$(cat "$deps/oss-harmony/.version" 2>/dev/null)" != 0.0.11 ] || return 0
+  say "installing oss-harmony into .deps/oss-harmony"
+  rm -rf "$deps/oss-harmony"
+  "$deps/venv/bin/pip" install -q --disable-pip-version-check --no-deps --target "$deps/oss-harmony" oss-harmony==0.0.11
+  echo 0.0.11 >"$deps/oss-harmony/.version"
+}
+
 unpack_promtool() {
   [ ! -x "$deps/bin/promtool" ] || return 0
   if command -v promtool >/dev/null; then
@@ -120,4 +130,5 @@ install_packages
 make_venv
 unpack_ucx
 unpack_vocab
+install_oss_harmony
 unpack_promtool

@@ -49,4 +49,3 @@ void tm_text_header(const struct tm_plan *plan, uint32_t file, struct dmk_buf *o
 void tm_text_index(const struct tm_plan *plan, struct dmk_buf *out);
 void tm_text_config(const struct tm_plan *plan, struct dmk_buf *out);
 void tm_text_generation(const struct tm_plan *plan, struct dmk_buf *out);
-
