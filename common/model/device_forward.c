@@ -275,13 +275,11 @@ static void pad_plan(struct dmk_step_plan *p, uint32_t n_rows)
     }
 }
 
-static int run_graph(struct dmk_engine *engine, const struct dmk_step_plan *p,
-                     const struct dmk_step *step, uint32_t index)
+static int run_graph(struct dmk_engine *engine, const struct dmk_step_plan *p, uint32_t index)
 {
     struct dmk_device *dev = engine->device;
     struct dmk_rank *rank = &engine->ranks[0];
     struct dmk_backend *be = rank->backend;
-    (void)step;
     if (!dev->graphs[index]) {
         int status = be->ops->graph_begin(be, rank->stream);
         if (status != 0) {
@@ -409,6 +407,9 @@ int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
     plan_picks(p, step, n_logits);
     send_plan(engine, p);
     copy_pages(rank, step);
-    status = graph ? run_graph(engine, p, step, index) : run_eager(engine, p, step);
+    if (p->n_rows == 0) {
+        return be->ops->sync(be, rank->stream); /* copies alone */
+    }
+    status = graph ? run_graph(engine, p, index) : run_eager(engine, p, step);
     return status == 0 ? fetch_results(engine, step, n_logits) : status;
 }

@@ -23,14 +23,15 @@ static inline struct dmk_cuda_stream *dmk_cuda_of(struct dmk_stream *stream)
 /* Launches with programmatic dependent launch, in clusters of blocks. smem is dynamic shared memory; more than
  * 48 KiB is allowed. */
 template <typename... P, typename... A>
-static inline void dmk_cuda_launch_cluster(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                                           size_t smem, dim3 cluster, A... args)
+static inline void dmk_cuda_launch_cluster(struct dmk_stream *stream, void (*kernel)(P...),
+                                           dim3 grid, dim3 block, size_t smem, dim3 cluster,
+                                           A... args)
 {
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     cudaError_t err = cudaSuccess;
     if (smem > 48 * 1024) {
-        err = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)smem);
+        err = cudaFuncSetAttribute((const void *)kernel,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     }
     cudaLaunchAttribute attrs[2] = {};
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -56,8 +57,8 @@ static inline void dmk_cuda_launch_cluster(struct dmk_stream *stream, void (*ker
 
 /* The same without clusters. */
 template <typename... P, typename... A>
-static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid, dim3 block,
-                                   size_t smem, A... args)
+static inline void dmk_cuda_launch(struct dmk_stream *stream, void (*kernel)(P...), dim3 grid,
+                                   dim3 block, size_t smem, A... args)
 {
     dmk_cuda_launch_cluster(stream, kernel, grid, block, smem, dim3(1, 1, 1), args...);
 }
@@ -160,7 +161,8 @@ __device__ __forceinline__ uint32_t dmk_smem_u32(const void *p)
 __device__ __forceinline__ void dmk_cp_async16(void *dst, const void *src, bool valid)
 {
     int n = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dmk_smem_u32(dst)), "l"(src), "r"(n)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dmk_smem_u32(dst)), "l"(src),
+                 "r"(n)
                  : "memory");
 }
 
@@ -190,7 +192,8 @@ __device__ __forceinline__ void dmk_ldmatrix_x4_trans(uint32_t (&r)[4], const vo
 
 /* d[16][8] += a[16][16] * b[16][8], bf16 in, fp32 out. Lane 4g + t holds a at rows g, g + 8 and columns
  * 2t, 2t + 1, 2t + 8, 2t + 9; b at column g and those rows; d at rows g, g + 8 and columns 2t, 2t + 1. */
-__device__ __forceinline__ void dmk_mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+__device__ __forceinline__ void dmk_mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -234,73 +237,6 @@ template <int THREADS> __device__ __forceinline__ float dmk_block_sum(float x)
     return sum;
 }
 
-/* ---- arrival barriers and the copy engine (sm_90) ---- */
-
-__device__ __forceinline__ void dmk_mbar_init(uint64_t *bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(dmk_smem_u32(bar)), "r"(count) : "memory");
-}
-
-/* After mbar_init and before the first use by the copy engine or another warp (a barrier follows). */
-__device__ __forceinline__ void dmk_mbar_fence()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void dmk_mbar_expect(uint64_t *bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(dmk_smem_u32(bar)), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void dmk_mbar_arrive(uint64_t *bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(dmk_smem_u32(bar)) : "memory");
-}
-
-__device__ __forceinline__ void dmk_mbar_wait(uint64_t *bar, uint32_t phase)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}\n" ::"r"(dmk_smem_u32(bar)),
-                 "r"(phase)
-                 : "memory");
-}
-
-__device__ __forceinline__ void dmk_tma_load_2d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x,
-                                                int32_t y)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(dmk_smem_u32(dst)),
-                 "l"(map), "r"(dmk_smem_u32(bar)), "r"(x), "r"(y)
-                 : "memory");
-}
-
-/* A map of a row-major matrix [rows][cols] of bf16 (row stride in elements) in boxes of box_rows x 64
- * columns, 128-byte swizzle; outside reads as zero. Host code; false and s->error when it can not be. */
-static inline bool dmk_tensor_map_bf16(struct dmk_cuda_stream *s, CUtensorMap *ret, const void *base,
-                                       uint64_t rows, uint64_t cols, uint64_t stride, uint32_t box_rows)
-{
-    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                                  CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                  CUtensorMapFloatOOBfill);
-    cuuint64_t dims[2] = {cols, rows}, strides[1] = {stride * 2};
-    cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
-    CUresult r = ((encode_fn)s->encode_tiled)(
-        ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(base), dims, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS && s->error == 0) {
-        s->error = (int)cudaErrorInvalidValue;
-    }
-    return r == CUDA_SUCCESS;
-}
-
 /* ---- the operations, one file a family ---- */
 
 void dmk_cuda_embed(const struct dmk_embed_args *args, struct dmk_stream *stream);
@@ -324,7 +260,8 @@ void dmk_cuda_sample(const struct dmk_sample_args *args, struct dmk_stream *stre
 void dmk_cuda_moe_gate_up(const struct dmk_moe_gate_up_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_down(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_experts(const struct dmk_moe_experts_args *args, struct dmk_stream *stream);
-struct dmk_moe_packed dmk_cuda_moe_packed(const struct dmk_expert_weights *w, uint32_t n_experts, bool gate_up);
+struct dmk_moe_packed dmk_cuda_moe_packed(const struct dmk_expert_weights *w, uint32_t n_experts,
+                                          bool gate_up);
 void dmk_cuda_moe_pack(const struct dmk_moe_pack_args *args, struct dmk_stream *stream);
 
 /* The plain expert products: right for every size, fast for none. */

@@ -5,7 +5,7 @@
  * (smem_address). Nothing here knows what is computed with it. */
 #pragma once
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/copy.h"
 
 /* ---- copies ---- */
 

@@ -175,12 +175,13 @@ void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream
     dmk_cuda_launch(stream, group_kernel, args->n_experts, GROUP_THREADS, 0, *args);
 }
 
-#define FEW_ROWS     128
-#define FEW_THREADS  1024
+#define FEW_ROWS    128
+#define FEW_THREADS 1024
+#define FUSE_ROWS   32 /* more are chosen by many blocks first: one multiprocessor would take too long */
 
-/* Both for few rows, in one block. Each expert has a bit for each row; a slot is the expert's first, which is a sum
+/* Both for few rows, in one block; with CHOSEN the choices are there already. Each expert has a bit for each row; a slot is the expert's first, which is a sum
  * over the experts before, plus the bits below the row's. */
-__global__ void __launch_bounds__(FEW_THREADS) route_kernel(struct dmk_route_args args)
+template <bool CHOSEN> __global__ void __launch_bounds__(FEW_THREADS) route_kernel(struct dmk_route_args args)
 {
     __shared__ uint32_t bits[MAX_EXPERTS][FEW_ROWS / 32];
     __shared__ uint32_t begin[MAX_EXPERTS + 1], warp_sum[MAX_EXPERTS / 32];
@@ -196,7 +197,16 @@ __global__ void __launch_bounds__(FEW_THREADS) route_kernel(struct dmk_route_arg
     dmk_pdl_next();
     const uint32_t n_live = a.n_live ? *a.n_live : a.n_rows;
     __syncthreads();
-    for (uint32_t row = warp; row < t.n_rows; row += FEW_THREADS / 32) {
+    for (uint32_t i = threadIdx.x; CHOSEN && i < a.n_rows * a.k; i += FEW_THREADS) {
+        const uint32_t row = i / a.k, e = a.ids[i] - a.expert_first;
+        const bool ours = row < n_live && e < a.n_experts;
+        chosen[row][i % a.k] = ours ? e : DMK_NONE;
+        weight[row][i % a.k] = a.weights[i];
+        if (ours) {
+            atomicOr(&bits[e][row / 32], 1u << row % 32);
+        }
+    }
+    for (uint32_t row = warp; !CHOSEN && row < t.n_rows; row += FEW_THREADS / 32) {
         uint32_t ids[DMK_MAX_TOPK];
         float weights[DMK_MAX_TOPK];
         choose(t.scores + (size_t)row * t.n_experts, t.n_experts, t.k, ids, weights);
@@ -276,8 +286,11 @@ __global__ void __launch_bounds__(FEW_THREADS) route_kernel(struct dmk_route_arg
 
 void dmk_cuda_route(const struct dmk_route_args *args, struct dmk_stream *stream)
 {
-    if (args->topk.n_rows <= FEW_ROWS) {
-        dmk_cuda_launch(stream, route_kernel, dim3(1), dim3(FEW_THREADS), 0, *args);
+    if (args->topk.n_rows <= FUSE_ROWS) {
+        dmk_cuda_launch(stream, route_kernel<false>, dim3(1), dim3(FEW_THREADS), 0, *args);
+    } else if (args->topk.n_rows <= FEW_ROWS) {
+        dmk_cuda_topk(&args->topk, stream);
+        dmk_cuda_launch(stream, route_kernel<true>, dim3(1), dim3(FEW_THREADS), 0, *args);
     } else {
         dmk_cuda_topk(&args->topk, stream);
         dmk_cuda_moe_group(&args->group, stream);

@@ -279,31 +279,33 @@ void dmk_cuda_rope(const struct dmk_rope_args *args, struct dmk_stream *stream)
     }
 }
 
-/* A warp a head; a thread turns the pair (lane, lane + 32). */
-__global__ void rope_write_kernel(struct dmk_rope_write_args a)
+/* Half a warp a head; a thread turns the pairs (i, i + 32) and (i + 1, i + 33). */
+__global__ void __launch_bounds__(640) rope_write_kernel(struct dmk_rope_write_args a)
 {
     dmk_pdl_wait();
     dmk_pdl_next();
-    const uint32_t t = blockIdx.x, lane = threadIdx.x % 32;
+    const uint32_t t = blockIdx.x, i = threadIdx.x % 16 * 2;
     const uint32_t n_turned = a.n_q_heads + a.n_kv_heads, n_heads = n_turned + a.n_kv_heads;
-    const float2 cs = ((const float2 *)a.table)[(size_t)a.positions[t] * 32 + lane];
+    const float4 cs = *(const float4 *)(a.table + ((size_t)a.positions[t] * 32 + i) * 2);
     const uint32_t page = a.pages ? a.row_page[t] : DMK_NONE;
     const size_t slot = page == DMK_NONE ? 0 : a.row_slot[t];
-    for (uint32_t h = threadIdx.x / 32; h < n_heads; h += blockDim.x / 32) {
-        uint16_t *x = a.qkv + ((size_t)t * n_heads + h) * 64 + lane;
-        uint16_t lo = x[0], hi = x[32];
+    for (uint32_t h = threadIdx.x / 16; h < n_heads; h += blockDim.x / 16) {
+        uint32_t *x = (uint32_t *)(a.qkv + ((size_t)t * n_heads + h) * 64 + i);
+        uint32_t lo = x[0], hi = x[16];
         if (h < n_turned) {
-            turn(dmk_bf16_f32(lo), dmk_bf16_f32(hi), cs.x, cs.y, &lo, &hi);
-            x[0] = lo;
-            x[32] = hi;
+            uint16_t l0, l1, h0, h1;
+            turn(dmk_lo(lo), dmk_lo(hi), cs.x, cs.y, &l0, &h0);
+            turn(dmk_hi(lo), dmk_hi(hi), cs.z, cs.w, &l1, &h1);
+            x[0] = lo = l0 | (uint32_t)l1 << 16;
+            x[16] = hi = h0 | (uint32_t)h1 << 16;
         }
         if (h >= a.n_q_heads && page != DMK_NONE) {
             const uint32_t kv = h - a.n_q_heads, head = kv % a.n_kv_heads;
             const size_t part = kv / a.n_kv_heads * 64; /* values stand 64 rows after the keys */
-            uint16_t *to = (uint16_t *)(a.pages + ((size_t)head * a.n_pages + page) * a.page_bytes) +
-                           (part + slot) * 64 + lane;
+            uint32_t *to = (uint32_t *)(a.pages + ((size_t)head * a.n_pages + page) * a.page_bytes +
+                                        ((part + slot) * 64 + i) * 2);
             to[0] = lo;
-            to[32] = hi;
+            to[16] = hi;
         }
     }
 }

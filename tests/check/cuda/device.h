@@ -32,7 +32,8 @@ struct twin {
 };
 
 struct twin twin_new(struct device *d, size_t bytes); /* host and device poisoned with 0xff */
-struct twin twin_device(struct device *d, size_t bytes); /* device only, without guards: for benches */
+struct twin twin_device(struct device *d,
+                        size_t bytes); /* device only, without guards: for benches */
 struct twin twin_bf16(struct device *d, size_t n, float scale);
 struct twin twin_f32(struct device *d, size_t n, float scale);
 struct twin twin_bytes(struct device *d, size_t n, uint32_t low,

@@ -1,8 +1,11 @@
 /* check_logits: writes the logits of a checkpoint for given ids, fp32 [n][vocab], for comparisons with other programs.
  *
- *   check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids */
+ *   check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids
+ *
+ * BACKEND is one of the engine's, or cuda-fp8: cuda with FP8 experts. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "common/model/engine.h"
 
 #define MAX_IDS 8192
@@ -23,8 +26,10 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
         pages[i] = i;
     }
+    const bool fp8 = strcmp(argv[2], "cuda-fp8") == 0;
     const struct dmk_engine_conf conf = {.model_dir = argv[1],
-                                         .backend = argv[2],
+                                         .backend = fp8 ? "cuda" : argv[2],
+                                         .fp8_experts = fp8,
                                          .layout = {1, 1},
                                          .n_full_pages = n / 64 + 2,
                                          .n_window_pages = 3,

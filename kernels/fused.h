@@ -1,0 +1,101 @@
+/* Entries of the table that an implementation may leave NULL: fusions of the operations of kernels/kernels.h, with
+ * the same rounding points, and what only a device does. Included by that header, never by itself. */
+#pragma once
+
+#include "kernels/kernels.h"
+
+/* residual, then rmsnorm of the new x into y. */
+struct dmk_add_norm_args {
+    uint16_t *x;           /* [n_rows][hidden] bf16 */
+    const float *sum;      /* [n_rows][hidden] */
+    const uint16_t *bias;  /* [hidden] bf16, or NULL */
+    const uint16_t *scale; /* [hidden] bf16 */
+    uint16_t *y;           /* [n_rows][hidden] bf16 */
+    uint32_t n_rows, hidden;
+    float eps;
+};
+
+/* moe_combine over all of the model's groups, then residual without bias, then rmsnorm into y (scale NULL:
+ * no norm, y is not written). */
+struct dmk_combine_norm_args {
+    struct dmk_moe_combine_args combine; /* out is not written */
+    uint16_t *x;                         /* [n_rows][hidden] bf16 */
+    const uint16_t *scale;               /* [hidden] bf16, or NULL */
+    uint16_t *y;                         /* [n_rows][hidden] bf16 */
+    float eps;
+};
+
+/* topk, then moe_group of what it chose; group.ids and group.weights are topk's. */
+struct dmk_route_args {
+    struct dmk_topk_args topk;
+    struct dmk_moe_group_args group;
+};
+
+/* rope of queries and keys in rows that hold all three, then, with pages, kv_write. */
+struct dmk_rope_write_args {
+    uint16_t *qkv; /* [n_rows][n_q_heads + 2 n_kv_heads][64] bf16: queries, keys, values */
+    const uint32_t *positions;           /* [n_rows] */
+    const float *table;                  /* as dmk_rope_args */
+    const uint32_t *row_page, *row_slot; /* as dmk_kv_write_args */
+    uint8_t *pages;                      /* NULL: nothing is written */
+    uint32_t n_rows, n_q_heads, n_kv_heads, n_pages, page_bytes;
+};
+
+/* Copies pages of every (layer, head) array of a pool, in the order of the list. */
+struct dmk_page_pair {
+    uint32_t src, dst;
+};
+#define DMK_MAX_PAIRS 16
+struct dmk_page_copy_args {
+    uint8_t *pool; /* [n_arrays][n_pages][page_bytes] */
+    struct dmk_page_pair pairs[DMK_MAX_PAIRS];
+    uint32_t n_pairs, n_arrays, n_pages, page_bytes;
+};
+
+/* Picks a token for each row as common/sample does for parameters without top-k, top-p, penalties, bias, bans
+ * and mask, to the bit: block sums of DMK_SAMPLE_BLOCK rows in 16 lanes, blocks in order. */
+struct dmk_sample_row {
+    float scale; /* 1 / temperature; 0: greedy */
+    float min_p;
+    double unit; /* the draw, in [0, 1) */
+};
+struct dmk_sample_out {
+    uint32_t id;
+    int32_t status; /* 0, 1: a logit is NaN or +infinity, 2: nothing is left to pick */
+    float max;      /* the largest logit */
+    float logit;    /* of id */
+    double sum;     /* of exp(logit - max) over the row */
+};
+struct dmk_sample_args {
+    const float *logits;               /* [n_rows][vocab] */
+    const struct dmk_sample_row *rows; /* [n_rows], device memory */
+    struct dmk_sample_out *out;        /* [n_rows], device memory */
+    uint32_t n_rows, vocab;
+};
+
+/* moe_gate_up, then moe_down, with nothing between: z need not be written. */
+struct dmk_moe_experts_args {
+    struct dmk_expert_weights gate_up; /* rows 2I, cols H */
+    struct dmk_expert_weights down;    /* rows H, cols I */
+    const uint16_t *x;                 /* [n_rows][H] bf16 */
+    struct dmk_moe_plan plan;
+    uint16_t *z; /* [n_rows * k][I] bf16, working memory */
+    float *y;    /* [slots][H] */
+    uint32_t n_rows, k, n_experts;
+    float alpha, limit;
+};
+
+/* Brings a matrix of every local expert from the checkpoint's layout into the one that this table's
+ * expert products read fastest; w.packed then says so. */
+struct dmk_moe_pack_args {
+    /* As in the checkpoint, in device memory. format DMK_WEIGHT_FP8: MXFP4 there, and shall become FP8. */
+    struct dmk_expert_weights w;
+    uint32_t n_experts;
+    bool gate_up;    /* else: down */
+    uint8_t *blocks; /* dmk_moe_packed.blocks bytes */
+    uint8_t *scales; /* dmk_moe_packed.scales bytes */
+};
+struct dmk_moe_packed {
+    enum dmk_weight_format format;
+    size_t blocks, scales; /* bytes of all local experts */
+};
