@@ -3,7 +3,7 @@
 Conversations are made here; the library and `damask chat` get the same JSON. The library is the authority
 for rendering. For parsing it is one where it follows its own grammar; what it refuses or misreads is left
 to the C tests. Each run takes fresh seeds and prints the one that fails; DAMASK_SEED gives it back, DAMASK_ROUNDS
-another number of rounds (docs/logs/harmony.txt: 10,000). oss-harmony 0.0.11, a fork with the same module's name,
+another number of rounds (docs/logs/harmony.txt has longer runs). oss-harmony 0.0.11, a fork with the same module's name,
 renders in a process of its own.
 """
 
