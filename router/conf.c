@@ -71,8 +71,9 @@ static const struct dmk_conf_option options[] = {
     {"date", DMK_CONF_STR, "today", 0, 0, NULL,
      "current date that the model is told: today, none, or YYYY-MM-DD", AT(date)},
     {"recipient-in-channel", DMK_CONF_BOOL, "false", 0, 0, NULL,
-     "tool calls that this server did not make are rendered with their recipient behind the "
-     "channel",
+     "tool results, and tool calls that this server did not make, are rendered with their "
+     "recipient "
+     "behind the channel, as oss-harmony 0.0.11 does, not before it, as openai-harmony 0.0.8 does",
      AT(recipient_in_channel)},
     {"library-schema-text", DMK_CONF_BOOL, "false", 0, 0, NULL,
      "schemas are rendered as openai-harmony does, which marks only the first line of a "

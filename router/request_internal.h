@@ -45,12 +45,14 @@ struct dmk_choice {
     uint32_t index;
     struct dmk_parser *parser;
     struct dmk_stop stop; /* n = 0: no stop strings */
-    uint32_t n_tokens;
+    uint32_t n_tokens;    /* up to the one that ended the turn */
+    uint32_t n_received;  /* n_tokens, and those that the worker's step brought behind them */
     uint32_t n_reasoning;
     double sum_logprobs; /* of its tokens, where choices are ranked */
     uint64_t last_token_ns;
-    bool ended; /* nothing of it goes out any more */
-    bool cut;   /* ended by the router: a stop string, or the first call where only one is wanted */
+    bool stopped; /* the model ended its turn; what follows is nothing */
+    bool ended;   /* nothing of it goes out any more */
+    bool cut; /* ended by the router: a stop string, or the first call where only one is wanted */
     bool echoed;
     enum dmk_finish cut_finish;
     struct dmk_lp_list pending; /* tokens that made no text yet */

@@ -344,6 +344,20 @@ static void send_raw(struct dmk_choice *c)
     c->out.n = 0;
 }
 
+/* An engine's client that takes raw tokens has stop ids of its own, which the worker keeps to. */
+static bool ends_turn(const struct dmk_request *r, uint32_t id)
+{
+    if (r->dialect->tokens) {
+        return false;
+    }
+    for (size_t i = 0; i < r->format->n_stop_ids; i++) {
+        if (r->format->stop_ids[i] == id) {
+            return !r->ask.ignore_eos;
+        }
+    }
+    return false;
+}
+
 bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
 {
     struct dmk_stats *stats = r->all->conf.stats;
@@ -357,11 +371,13 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
     if (c->ended) {
         return true;
     }
-    if (t->first_index != c->n_tokens) {
+    if (t->first_index != c->n_received) {
         return false;
     }
     send_echo(c);
-    for (size_t i = 0; i < t->n_ids && !c->ended; i++) {
+    c->n_received += (uint32_t)t->n_ids;
+    for (size_t i = 0; i < t->n_ids && !c->ended && !c->stopped; i++) {
+        c->stopped = ends_turn(r, t->ids[i]);
         c->n_tokens++;
         r->n_output++;
         c->sum_logprobs += i < t->n_logprobs ? (double)t->logprobs[i] : 0;
@@ -436,7 +452,7 @@ bool dmk_request__finished(struct dmk_request *r, const Damask__V1__Finished *f)
     }
     c = &r->choices[f->choice];
     if (!c->ended) {
-        if (f->n_tokens != c->n_tokens) {
+        if (f->n_tokens != c->n_received) {
             return false;
         }
         end_choice(c, f->reason == DAMASK__V1__FINISH_REASON__FINISH_LENGTH);

@@ -14,11 +14,9 @@
 #include "common/text/tokenizer.h"
 
 struct dmk_format_options {
-    bool
-        recipient_in_channel; /* foreign tool calls, and results of tools: the recipient stands in the
-                                * channel part of the header instead of the role part, as oss-harmony
-                                * 0.0.11 has it */
-    bool library_schema_text; /* multi-line descriptions as openai-harmony 0.0.8 prints them */
+    bool recipient_in_channel; /* recipient in the channel part of the header instead of the role
+                                  part: tool results, and calls whose id says nothing of it */
+    bool library_schema_text;  /* multi-line descriptions as openai-harmony 0.0.8 prints them */
     bool library_drop_rule; /* which old analysis is dropped: the library's rule instead of ours */
 };
 
@@ -32,6 +30,7 @@ enum dmk_parse_end {
     X(HEADER_NOISE, "header_noise")           /* words in a header that mean nothing */            \
     X(NO_MESSAGE, "no_message")               /* header that ended without its message mark */     \
     X(NO_CHANNEL, "no_channel")               /* message on no channel or on an unknown one */     \
+    X(NO_AUTHOR, "no_author")                 /* header that does not say whose message it is */   \
     X(NO_START, "no_start")                   /* message without its start mark */                 \
     X(STRAY_TOKEN, "stray_token")             /* control token where none belongs; dropped */      \
     X(OPEN_MESSAGE, "open_message")           /* message that was not ended before the next */     \

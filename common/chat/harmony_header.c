@@ -247,6 +247,7 @@ static void read_channel_part(struct reader *r)
         r->header->noise = true;
         return;
     }
+    r->header->noise |= is_space(r->text.data[0]);
     const char *cut = memchr(word.data, '<', word.len);
     const struct dmk_str name = {word.data, cut ? (size_t)(cut - word.data) : word.len};
     const enum dmk_harmony_channel channel = channel_of(name);
@@ -269,7 +270,7 @@ static void read_type_part(struct reader *r)
     struct dmk_str word;
     size_t n = 0;
 
-    r->header->noise |= r->header->form.constrain;
+    r->header->noise |= r->header->form.constrain || r->header->form.type != DMK_CALL_NO_TYPE;
     r->header->form.constrain = true;
     r->header->form.space_after = r->text.len && is_space(r->text.data[0]);
     if (!next_word(r, &word)) {
@@ -336,7 +337,7 @@ static void reset(struct dmk_harmony_header *header)
     header->channel = DMK_CHANNEL_NONE;
     header->recipient = (struct dmk_str){"", 0};
     header->form = (struct dmk_call_form){0};
-    header->foreign = header->noise = header->partial = false;
+    header->foreign = header->no_author = header->noise = header->partial = false;
 }
 
 /* Views into text must stay good while it grows: room for all of it is made first. */
@@ -372,10 +373,12 @@ void dmk_harmony_header_read(struct dmk_harmony_header *header, const struct dmk
         if (ids[i] == DMK_TOKEN_CONSTRAIN && !header->form.constrain) {
             header->form.space_before = text.len > from && is_space(text.data[text.len - 1]);
         }
+        header->noise |= ids[i] == DMK_TOKEN_CHANNEL && r.part == PART_TYPE;
         r.part = ids[i] == DMK_TOKEN_CHANNEL ? PART_CHANNEL : PART_TYPE;
         from = header->text.len;
     }
     read_part(&r, from);
+    header->no_author = !r.assistant;
     if (!closed) {
         header->partial = r.n_left == 0 || (r.n_left == 1 && r.last_left_ok && r.text.len);
     }

@@ -25,6 +25,7 @@ struct dmk_harmony_header {
     struct dmk_str recipient; /* without "to="; empty when there is none; raw bytes, in text */
     struct dmk_call_form form;
     bool foreign;         /* the author is not the assistant */
+    bool no_author;       /* nothing says who the author is */
     bool noise;           /* something in it means nothing */
     bool partial;         /* open: what is left may be the beginning of a longer header */
     struct dmk_buf prose; /* what is left before a known channel */

@@ -155,6 +155,9 @@ static enum target find_target(struct parser *p, struct dmk_str *ret_name)
     }
     if (name.len && (is_function || is_declared(p, name))) {
         if (p->conf.tools_allowed) {
+            if (header->channel == DMK_CHANNEL_UNKNOWN) {
+                count(p, DMK_REPAIR_NO_CHANNEL);
+            }
             *ret_name = name;
             return TO_CALL;
         }
@@ -178,6 +181,9 @@ static void begin_call(struct parser *p, struct dmk_str name)
     p->delta.len = 1;
     dmk_utf8_append_lossy(&p->delta, (struct dmk_bytes){(const uint8_t *)name.data, name.len});
     event.name = (struct dmk_str){p->delta.data + 1, p->delta.len - 1};
+    if (event.name.len != name.len || memcmp(event.name.data, name.data, name.len) != 0) {
+        count(p, DMK_REPAIR_HEADER_NOISE); /* The name held bytes that are no text. */
+    }
     event.call_id = (struct dmk_str){id, DMK_CALL_ID_LEN};
     p->n_calls++;
     p->conf.on_event(p->conf.ud, &event);
@@ -258,6 +264,9 @@ static void close_header(struct parser *p)
     read_header(p, true);
     if (p->header.noise) {
         count(p, DMK_REPAIR_HEADER_NOISE);
+    }
+    if (p->header.no_author) {
+        count(p, DMK_REPAIR_NO_AUTHOR);
     }
     if (p->header.prose.len && memchr(p->header.prose.data, ' ', p->header.prose.len)) {
         push_prose(p);

@@ -35,6 +35,78 @@ static bool is_too_deep(struct dmk_str text, uint32_t max_depth)
     return false;
 }
 
+/* The value of four hexadecimal digits at text, or -1. */
+static int read_hex4(const char *text)
+{
+    int value = 0;
+
+    for (int i = 0; i < 4; i++) {
+        const char c = text[i];
+
+        if (c >= '0' && c <= '9') {
+            value = value * 16 + (c - '0');
+        } else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') {
+            value = value * 16 + ((c | 0x20) - 'a' + 10);
+        } else {
+            return -1;
+        }
+    }
+    return value;
+}
+
+/* The value of the escape \\uXXXX at text[at], or -1. */
+static int read_escape(struct dmk_str text, size_t at)
+{
+    return at + 6 <= text.len && text.data[at] == '\\' && text.data[at + 1] == 'u'
+               ? read_hex4(text.data + at + 2)
+               : -1;
+}
+
+static bool is_surrogate(int code, int half)
+{
+    return code >= half && code < half + 0x400;
+}
+
+/* Where the next escape from at on is that names half a character without its other half; text.len when
+ * there is none. */
+static size_t find_lone_surrogate(struct dmk_str text, size_t at)
+{
+    while (at < text.len) {
+        const char *next = memchr(text.data + at, '\\', text.len - at);
+
+        if (!next) {
+            break;
+        }
+        at = (size_t)(next - text.data);
+        const int code = read_escape(text, at);
+
+        if (is_surrogate(code, 0xd800) && is_surrogate(read_escape(text, at + 6), 0xdc00)) {
+            at += 12;
+        } else if (is_surrogate(code, 0xd800) || is_surrogate(code, 0xdc00)) {
+            return at;
+        } else {
+            at += 2;
+        }
+    }
+    return text.len;
+}
+
+/* A copy of the text in which lone surrogates, the first of which is at, are U+FFFD; NULL: no memory. */
+static char *repair_surrogates(struct dmk_str text, size_t at)
+{
+    char *copy = malloc(text.len);
+
+    if (!copy) {
+        return NULL;
+    }
+    memcpy(copy, text.data, text.len);
+    while (at < text.len) {
+        memcpy(copy + at + 2, "fffd", 4);
+        at = find_lone_surrogate(text, at + 6);
+    }
+    return copy;
+}
+
 int dmk_json_parse(struct dmk_str text, const char *name, uint32_t max_depth, json_t **ret_root,
                    struct dmk_error *reterr)
 {
@@ -46,7 +118,15 @@ int dmk_json_parse(struct dmk_str text, const char *name, uint32_t max_depth, js
         return dmk_error_set(reterr, -DMK_EFORMAT, "%s: nested deeper than %u levels", name,
                              max_depth);
     }
-    root = json_loadb(text.data ? text.data : "", text.len, flags, &err);
+    const size_t lone = find_lone_surrogate(text, 0);
+    char *copy = lone < text.len ? repair_surrogates(text, lone) : NULL;
+
+    if (lone < text.len && !copy) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to parse %zu bytes of JSON", name,
+                             text.len);
+    }
+    root = json_loadb(copy ? copy : text.data ? text.data : "", text.len, flags, &err);
+    free(copy);
     if (root) {
         *ret_root = root;
         return 0;

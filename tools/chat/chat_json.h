@@ -12,7 +12,11 @@
  * Harmony's own messages, as openai-harmony writes a conversation:
  *   {"harmony": [{"role": ROLE, "name": TEXT, "recipient": TEXT, "channel": TEXT, "content_type": TEXT,
  *                 "content": TEXT or [PART]}],
- *    "drop": "keep|library|old", "turn": BOOL, "library_schema_text": BOOL}
+ *    "drop": "keep|library|old", "turn": BOOL, "library_schema_text": BOOL,
+ *    "recipient_in_channel": BOOL}
+ * recipient_in_channel writes headers as oss-harmony 0.0.11 does: on commentary the recipient stands behind
+ * the channel, and every content type gets its mark.
+ *
  *   PART: {"type": "text", "text": TEXT}
  *       | {"type": "system_content", "model_identity": TEXT, "knowledge_cutoff": TEXT,
  *          "conversation_start_date": TEXT, "reasoning_effort": TEXT, "tools": {NAME: NAMESPACE},

@@ -9,7 +9,8 @@
 struct reader {
     struct dmk_arena arena;
     bool library_text;
-    bool has_functions; /* some developer message declares functions */
+    bool recipient_in_channel; /* and every content type with its mark */
+    bool has_functions;        /* some developer message declares functions */
     struct dmk_error *reterr;
 };
 
@@ -159,6 +160,20 @@ static int read_content(struct reader *r, const json_t *content,
     return status;
 }
 
+/* Headers as oss-harmony 0.0.11 writes them. */
+static void move_recipient(struct reader *r, struct dmk_harmony_message *message)
+{
+    static const char mark[] = "<|constrain|>";
+    const struct dmk_str type = message->content_type;
+    const size_t mark_len = sizeof(mark) - 1;
+
+    message->recipient_in_channel =
+        dmk_harmony_has(message->channel) && dmk_str_is(message->channel, "commentary");
+    if (dmk_harmony_has(type) && (type.len < mark_len || memcmp(type.data, mark, mark_len) != 0)) {
+        message->content_type = dmk_arena_concat(&r->arena, dmk_str_from(mark), type);
+    }
+}
+
 static int read_message(struct reader *r, const json_t *value, struct dmk_harmony_message *message)
 {
     static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
@@ -176,6 +191,9 @@ static int read_message(struct reader *r, const json_t *value, struct dmk_harmon
     if (i == 5 || (message->role == DMK_ROLE_TOOL && !message->name.data)) {
         return dmk_error_set(r->reterr, -DMK_EINVAL,
                              "a message has no known role, or is a tool's without a \"name\"");
+    }
+    if (r->recipient_in_channel) {
+        move_recipient(r, message);
     }
     return read_content(r, json_object_get(value, "content"), message);
 }
@@ -221,10 +239,11 @@ int dmk_chat_render_harmony(const json_t *line, const struct dmk_vocab *vocab,
 {
     const json_t *array = json_object_get(line, "harmony");
     const size_t n = json_array_size(array);
-    struct reader reader = {.reterr = reterr,
-                            .has_functions = declares_functions(array),
-                            .library_text =
-                                json_is_true(json_object_get(line, "library_schema_text"))};
+    struct reader reader = {
+        .reterr = reterr,
+        .has_functions = declares_functions(array),
+        .library_text = json_is_true(json_object_get(line, "library_schema_text")),
+        .recipient_in_channel = json_is_true(json_object_get(line, "recipient_in_channel"))};
     enum dmk_harmony_drop drop = DMK_HARMONY_KEEP;
     struct dmk_harmony_message *messages;
 

@@ -452,9 +452,11 @@ static void test_recipient_in_channel(void **state)
     struct dmk_message *message = say(conv, DMK_ROLE_ASSISTANT, NULL);
 
     call(conv, message, "call_AbCdEfGhIjKlMnOpQrStUvWx", "f", "{}");
+    reply(conv, "call_AbCdEfGhIjKlMnOpQrStUvWx", "4");
     expect_prompt(*state, conv, &options,
                   SYS TURN "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
-                           "<|call|>" TURN,
+                           "<|call|><|start|>functions.f<|channel|>commentary to=assistant"
+                           "<|message|>4<|end|>" TURN,
                   0);
 }
 

@@ -23,12 +23,52 @@ static const struct {
     {"[1] 2", -DMK_EFORMAT, "not valid JSON at line 1 column 5: end of file expected"},
     {"{\"a\":1,\"a\":2}", -DMK_EFORMAT, "duplicate object key near '\"a\"'"},
     {"[\"\\u0000\"]", -DMK_EFORMAT, "not valid JSON"},
-    {"[\"\\ud800\"]", -DMK_EFORMAT, "not valid JSON"},
     {"[\"\xc0\x80\"]", -DMK_EFORMAT, "the body: not UTF-8 at byte 2"},
     {"\xef\xbb\xbf[]", -DMK_EFORMAT, "not valid JSON"},
     {"[9223372036854775808]", -DMK_EFORMAT, "too big integer"},
     {"[[[[[1]]]]]", -DMK_EFORMAT, "the body: nested deeper than 4 levels"},
 };
+
+/* Half a character as an escape is replaced; two halves that belong together are one. */
+static void test_lone_surrogates(void **state)
+{
+    static const char *const texts[][2] = {
+        {"\\ud83d", "\xef\xbf\xbd"},
+        {"\\udc4d", "\xef\xbf\xbd"},
+        {"\\ud83d\\udc4d", "\xf0\x9f\x91\x8d"},
+        {"\\uD83D\\uDC4D", "\xf0\x9f\x91\x8d"},
+        {"\\udc4d\\ud83d", "\xef\xbf\xbd\xef\xbf\xbd"},
+        {"\\ud83d\\ud83d\\udc4d", "\xef\xbf\xbd\xf0\x9f\x91\x8d"},
+        {"\\ud83dx\\udc4d", "\xef\xbf\xbdx\xef\xbf\xbd"},
+        {"\\ud83d\\n\\u00e9", "\xef\xbf\xbd\n\xc3\xa9"},
+        {"\\\\ud83d", "\\ud83d"},
+        {"\\\\\\ud83d", "\\\xef\xbf\xbd"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct dmk_error err = {0};
+        json_t *root = NULL;
+        char text[64];
+
+        (void)snprintf(text, sizeof(text), "\"%s\"", texts[i][0]);
+        assert_int_equal(dmk_json_parse(dmk_str_from(text), "x", 4, &root, &err), 0);
+        assert_string_equal(json_string_value(root), texts[i][1]);
+        json_decref(root);
+        (void)snprintf(text, sizeof(text), "{\"%s\":1}", texts[i][0]);
+        assert_int_equal(dmk_json_parse(dmk_str_from(text), "x", 4, &root, &err), 0);
+        assert_non_null(json_object_get(root, texts[i][1]));
+        json_decref(root);
+    }
+    for (const char *const *cut = (const char *const[]){"\"\\ud83", "\"\\ud83d", "\"\\ud83d\\u",
+                                                        "\"\\", "\\ud83d", NULL};
+         *cut; cut++) {
+        json_t *root = NULL;
+
+        assert_int_equal(dmk_json_parse(dmk_str_from(*cut), "x", 4, &root, NULL), -DMK_EFORMAT);
+        assert_null(root);
+    }
+}
 
 static void test_refused(void **state)
 {
@@ -183,9 +223,9 @@ static void test_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_getters), cmocka_unit_test(test_show),
-        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_lone_surrogates),
+        cmocka_unit_test(test_accepted), cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_show),     cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
