@@ -5,11 +5,11 @@
 #include <string.h>
 #include "kernels/dtype.h"
 
-#define PACK_WG_COLS 192 /* columns of one warpgroup in a stage */
-#define FP8_TILE     128
+#define PACK_GROUP_COLS 192 /* columns of one group of warps in a stage */
+#define FP8_TILE        128
 
 /* Row of the matrix that stands at row `at` of the packed one. In groups of 16 rows the first 8 are gates
- * and the last 8 their ups, since one thread of a wgmma holds rows g and g + 8. */
+ * and the last 8 their ups, since one thread of a matrix product holds rows g and g + 8. */
 static uint32_t source_row(uint32_t at, bool paired)
 {
     if (!paired) {
@@ -81,16 +81,16 @@ static void pack_thread(const uint8_t *blocks, uint32_t rows, uint32_t cols, boo
     }
 }
 
-/* Bytes of a stage's scales: warpgroup, warp, row g, block of 32 columns, row g or g + 8. Stored is the
+/* Bytes of a stage's scales: group, warp, row g, block of 32 columns, row g or g + 8. Stored is the
  * exponent field of the bf16 multiplier, scale + 126. */
 static size_t pack_scales(const uint8_t *scales, uint32_t rows, uint32_t cols, bool paired,
                           uint32_t row0, uint32_t col0, uint8_t *dst)
 {
     size_t n_bad = 0;
-    for (uint32_t i = 0; i < 3 * 384; i++) {
-        uint32_t wg = i / 384, warp = i / 96 % 4, g = i / 12 % 8, block = i / 2 % 6;
+    for (uint32_t i = 0; i < DMK_MXPACK_SPLITS * 384; i++) {
+        uint32_t group = i / 384, warp = i / 96 % 4, g = i / 12 % 8, block = i / 2 % 6;
         uint32_t row = source_row(row0 + 16 * warp + g + 8 * (i % 2), paired);
-        uint32_t col = col0 + wg * PACK_WG_COLS + 32 * block;
+        uint32_t col = col0 + group * PACK_GROUP_COLS + 32 * block;
         uint8_t scale = 1;
         if (row < rows && col < cols) {
             scale = scales[(size_t)row * (cols / 32) + col / 32];
@@ -108,7 +108,7 @@ size_t dmk_mxfp4_pack(const uint8_t *blocks, const uint8_t *scales, uint32_t row
     uint32_t n_stages = div_up(cols, DMK_MXPACK_STAGE_COLS);
     for (uint32_t tile = 0; tile < div_up(rows, DMK_MXPACK_ROWS); tile++) {
         for (uint32_t s = 0; s < n_stages; s++) {
-            for (uint32_t i = 0; i < 9 * 128; i++) {
+            for (uint32_t i = 0; i < 3 * DMK_MXPACK_SPLITS * 128; i++) {
                 uint32_t quad = i / 128, thread = i % 128;
                 pack_thread(blocks, rows, cols, paired, tile * DMK_MXPACK_ROWS + thread / 32 * 16,
                             s * DMK_MXPACK_STAGE_COLS + quad * 64, thread % 32,
@@ -135,9 +135,9 @@ float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols
     uint32_t j = c / 8 % 2 * 4 + 2 * high + c % 2, word;
     memcpy(&word, src + ((size_t)c / 64 * 128 + thread) * 16 + c / 16 % 4 * 4, sizeof(word));
     uint32_t code = (word >> code_mag_at[j] & 7) | (word >> code_sign_at[j] & 1) << 3;
-    uint32_t block = c % PACK_WG_COLS / 32;
-    uint8_t field =
-        src[DMK_MXPACK_CODE_BYTES + c / PACK_WG_COLS * 384 + warp * 96 + g * 12 + 2 * block + high];
+    uint32_t block = c % PACK_GROUP_COLS / 32;
+    uint8_t field = src[DMK_MXPACK_CODE_BYTES + c / PACK_GROUP_COLS * 384 + warp * 96 + g * 12 +
+                        2 * block + high];
     /* The multiplier has the exponent field as stored, bias 127; the code counts for 2^-126 less. */
     return ldexpf(dmk_e2m1_to_f32(code), field - 127 - 126);
 }

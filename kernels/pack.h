@@ -4,11 +4,11 @@
  * so a converter may run anywhere. A matrix is [rows][cols] along K = cols; `paired` says that rows 2j and
  * 2j + 1 are the gate and the up of intermediate j and shall end in one thread's registers.
  *
- * Packed MXFP4: tiles of 64 rows; a tile holds ceil(cols / 576) stages of 19584 bytes, each what the copy
- * engine brings at once: for each of 3 warpgroups (192 columns each) 3 x 128 threads x 16 bytes of codes,
- * then for all of them the scales, 12 bytes for 8 threads' row pair. A 32-bit word holds the 8 codes of one
- * thread's A operand of a 64 x 16 wgmma, its bits placed so that shifts and masks leave bf16 numbers.
- * What lies outside the matrix is zero.
+ * Packed MXFP4: tiles of 64 rows; a tile holds ceil(cols / 960) stages of 32640 bytes, each what the copy
+ * engine brings at once: for each of 5 groups of four warps (192 columns each) 3 x 128 threads x 16 bytes of
+ * codes, then for all of them the scales, 12 bytes for the row pair of 4 threads. A 32-bit word holds the 8
+ * codes of one thread's A operand of a 16 x 16 matrix product, its bits placed so that shifts and masks leave
+ * bf16 numbers. What lies outside the matrix is zero.
  *
  * Packed FP8: tiles of 128 rows; a tile holds ceil(cols / 128) pieces of 128 rows x 128 bytes, as shared
  * memory wants them (16-byte piece c of row r at piece c ^ (r % 8)). */
@@ -23,9 +23,10 @@ extern "C" {
 #endif
 
 #define DMK_MXPACK_ROWS        64
-#define DMK_MXPACK_STAGE_COLS  576
-#define DMK_MXPACK_CODE_BYTES  18432
-#define DMK_MXPACK_STAGE_BYTES 19584
+#define DMK_MXPACK_SPLITS      5 /* groups of warps that share the columns of a stage */
+#define DMK_MXPACK_STAGE_COLS  960
+#define DMK_MXPACK_CODE_BYTES  30720
+#define DMK_MXPACK_STAGE_BYTES 32640
 #define DMK_MXPACK_MAX_SCALE   128 /* the multiplier 2^(scale - 1) has to be a bf16 number */
 
 #define DMK_FP8_BLOCK 128 /* rows and columns that share a scale */

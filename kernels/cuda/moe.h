@@ -55,9 +55,10 @@ cudaError_t dmk_moe_mxfp4_down(const struct dmk_moe_layer_args *args, uint32_t t
 /* --- FP8: for many tokens --- */
 
 /* Where the pieces of the scratch memory lie. A quantised row has its 128 columns of block b at
- * [b][position][128], 16-byte piece c at c ^ (position % 8), its scale at [b][position]. Positions are slots
- * with every expert's first moved up to a multiple of 8: position = slot - begin[e] + sum over experts
- * before e of their count rounded up to 8. */
+ * [b][position][128], 16-byte piece c at c ^ (position % 8). Positions are slots with every expert's first
+ * moved up to a multiple of 16: position = slot - begin[e] + sum over experts before e of their count rounded
+ * up to 16. The scale stands at [b][position] with the low four bits of the position, 8 4 2 1, in the order
+ * 4 2 8 1. */
 struct dmk_moe_fp8_layout {
     size_t x, x_scales, z, z_scales, bytes; /* offsets; bytes of all */
     uint32_t n_positions;
@@ -67,13 +68,11 @@ struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32
                                              uint32_t hidden, uint32_t inter);
 
 /* y as dmk_moe_mxfp4, activations quantised to E4M3 per token and 128 channels (scale = largest / 448), in
- * three launches. `cluster` is the number of blocks that share the reading of weights: 1 or 2, 0: the
- * better one. scratch is as large as the layout of the arguments says. */
-cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, uint32_t cluster,
-                        cudaStream_t stream);
+ * three launches. scratch is as large as the layout of the arguments says. */
+cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, cudaStream_t stream);
 
 /* The three steps: 0 quantises the rows of x to their slots, 1 is gate_up to z, 2 is down to y. */
-cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *args, uint32_t step, uint32_t cluster,
+cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *args, uint32_t step,
                              cudaStream_t stream);
 
 #if defined(__cplusplus)

@@ -1,20 +1,17 @@
 /* FP8 experts for many tokens (sm_90a): grouped products with block scales, promoted to fp32 every 128 of K.
  *
- * Weights are the 64-row operand (two warpgroups, 128 rows a block), an expert's tokens the N side in
- * tiles of 16 to 128, so a tile wastes less than 16 columns. Both operands lie in memory as shared memory wants
- * them (kernels/pack.h, kernels/cuda/moe.h): a stage is two or three bulk copies and needs no tensor map.
- * One thread copies, two warpgroups multiply: four wgmma of K = 32, then the sum times both scales is added
- * to fp32 accumulators, which began with the bias. While one promotes the other keeps the tensor cores busy.
+ * Weights are the 64-row operand, an expert's tokens the N side in tiles of 16 to 128, so a tile wastes less
+ * than 16 columns. Both operands lie in memory as shared memory wants them (kernels/pack.h,
+ * kernels/cuda/moe.h): a stage is four bulk copies and needs no tensor map. One thread copies; two warpgroups
+ * multiply 64 rows of each of an item's two row tiles. Four wgmma of K = 32 make a partial sum, which is
+ * multiplied by the token's scale and added to the fp32 accumulator, which began with the bias; while one
+ * warpgroup does that the other keeps the tensor cores busy.
  *
- * gate_up: an item is 256 rows, done as two tiles after each other, since their 128 z's of a token
- * share one scale. The first tile's z waits in shared memory as bf16; then both are quantised and
- * leave as one bulk store. down: an item is 128 rows.
- *
- * Two blocks of a cluster take neighbouring token tiles of the same weights; each brings half of a weight tile
- * to both. All tiles of an expert's tokens run at about the same time, so its weights leave memory once. */
+ * An item is 256 rows: of gate_up these are the 128 z's of a token that share a scale, which are quantised in
+ * shared memory and leave as one bulk store. All tiles of an expert's tokens run at about the same time, so
+ * its weights leave memory once. Clusters that share the weights by multicast were slower (docs/PERF.md). */
 #include "kernels/cuda/moe.h"
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include "kernels/cuda/moe_sm90.cuh"
 #include "kernels/cuda/moe_wgmma.cuh"
@@ -79,12 +76,18 @@ __device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi)
     return pair;
 }
 
+/* Where a block's scale of a position stands: the four that a thread needs of 16 tokens lie together. */
+__device__ __forceinline__ uint32_t scale_at(uint32_t position)
+{
+    return (position & ~15u) | (position >> 1 & 3) << 2 | (position >> 3 & 1) << 1 | (position & 1);
+}
+
 /* --- the work of the device --- */
 
-/* How an expert's n tokens are cut: tiles of `width`. A cluster takes tiles in pairs. */
-template <int CLUSTER> __host__ __device__ __forceinline__ uint32_t tile_count(uint32_t n)
+/* How an expert's n tokens are cut: tiles of one width. */
+__device__ __forceinline__ uint32_t tile_count(uint32_t n)
 {
-    return CLUSTER * ((n + CLUSTER * N_MAX - 1) / (CLUSTER * N_MAX));
+    return (n + N_MAX - 1) / N_MAX;
 }
 
 __device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
@@ -92,14 +95,13 @@ __device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
     return ((n + n_tiles - 1) / n_tiles + WIDTH_STEP - 1) / WIDTH_STEP * WIDTH_STEP;
 }
 
-/* table[e]: clusters' tiles before expert e; pos[e]: its first position. One warp. */
-template <int CLUSTER>
+/* table[e]: tiles before expert e; pos[e]: its first position. One warp. */
 __device__ void count_tiles(const uint32_t *begin, uint32_t n_experts, uint32_t *table, uint32_t *pos)
 {
     uint32_t lane = threadIdx.x % 32, sum_tiles = 0, sum_pos = 0;
     for (uint32_t first = 0; first < n_experts; first += 32) {
         uint32_t e = first + lane, n = e < n_experts ? begin[e + 1] - begin[e] : 0;
-        uint32_t tiles = tile_count<CLUSTER>(n) / CLUSTER, padded = (n + 7) / 8 * 8;
+        uint32_t tiles = tile_count(n), padded = (n + 15) / 16 * 16;
         uint32_t upto = tiles, upto_pos = padded;
         for (uint32_t i = 1; i < 32; i *= 2) {
             uint32_t a = __shfl_up_sync(0xffffffffu, upto, i);
@@ -128,31 +130,30 @@ struct item {
     int32_t n_valid; /* may be 0 or less */
 };
 
-/* The items of a cluster: every n-th, ordered by expert, rows, tokens. */
-template <int CLUSTER> struct run {
+/* The items of a block: every n-th, ordered by expert, rows, tokens. */
+struct run {
     uint32_t at, end, expert;
     __device__ run(const uint32_t *table, uint32_t n_experts, uint32_t n_parts)
-        : at(blockIdx.x / CLUSTER), end(table[n_experts] * n_parts), expert(0)
+        : at(blockIdx.x), end(table[n_experts] * n_parts), expert(0)
     {
     }
     __device__ __forceinline__ void next()
     {
-        at += gridDim.x / CLUSTER;
+        at += gridDim.x;
     }
     __device__ __forceinline__ struct item get(const struct params &p, const uint32_t *table,
-                                               const uint32_t *pos, uint32_t n_parts, uint32_t rank)
+                                               const uint32_t *pos, uint32_t n_parts)
     {
         while (at >= table[expert + 1] * n_parts) {
             expert++;
         }
         uint32_t n = p.expert_begin[expert + 1] - p.expert_begin[expert];
-        uint32_t n_pairs = table[expert + 1] - table[expert];
-        uint32_t in = at - table[expert] * n_parts;
-        uint32_t tile = in % n_pairs * CLUSTER + rank;
+        uint32_t n_tiles = table[expert + 1] - table[expert];
+        uint32_t in = at - table[expert] * n_parts, tile = in % n_tiles;
         struct item item;
         item.expert = expert;
-        item.part = in / n_pairs;
-        item.width = tile_width(n, n_pairs * CLUSTER);
+        item.part = in / n_tiles;
+        item.width = tile_width(n, n_tiles);
         item.position = pos[expert] + tile * item.width;
         item.slot = p.expert_begin[expert] + tile * item.width;
         item.n_valid = (int32_t)n - (int32_t)(tile * item.width);
@@ -174,15 +175,13 @@ struct ring {
 
 /* --- copying --- */
 
-template <int CLUSTER>
-__device__ void produce(const struct params &p, const CUtensorMap *map, const uint32_t *table,
-                        const uint32_t *pos, uint32_t smem)
+__device__ void produce(const struct params &p, const uint32_t *table, const uint32_t *pos, uint32_t smem)
 {
-    const uint32_t rank = CLUSTER > 1 ? cluster_rank() : 0, n_parts = (p.n_tiles + 1) / 2;
+    const uint32_t n_parts = (p.n_tiles + 1) / 2;
     const uint64_t policy = policy_evict_normal();
     struct ring ring = {0, 0};
-    for (struct run<CLUSTER> run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
-        struct item item = run.get(p, table, pos, n_parts, rank);
+    for (struct run run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
+        struct item item = run.get(p, table, pos, n_parts);
         uint32_t tile = item.expert * p.n_tiles + 2 * item.part;
         uint32_t n_subs = 2 * item.part + 1 < p.n_tiles ? 2 : 1;
         for (uint32_t kb = 0; kb < p.n_kb; kb++) {
@@ -190,17 +189,9 @@ __device__ void produce(const struct params &p, const CUtensorMap *map, const ui
             uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE;
             mbar_wait(full + 8, ring.phase ^ 1);
             mbar_expect(full, n_subs * W_BYTES + item.width * 132);
-            if (CLUSTER > 1) {
-                if (rank < n_subs) {
-                    tensor_load_multicast(stage + rank * W_BYTES, map, 0,
-                                          (int32_t)(((tile + rank) * p.n_kb + kb) * 128), full, 3);
-                }
-            } else {
-                for (uint32_t sub = 0; sub < n_subs; sub++) {
-                    bulk_load(stage + sub * W_BYTES,
-                              p.w + ((uint64_t)(tile + sub) * p.n_kb + kb) * W_BYTES, W_BYTES, full,
-                              policy);
-                }
+            for (uint32_t sub = 0; sub < n_subs; sub++) {
+                bulk_load(stage + sub * W_BYTES,
+                          p.w + ((uint64_t)(tile + sub) * p.n_kb + kb) * W_BYTES, W_BYTES, full, policy);
             }
             uint64_t at = (uint64_t)kb * p.n_positions + item.position;
             bulk_load(stage + STAGE_TOKENS, p.in + at * 128, item.width * 128, full, policy);
@@ -212,84 +203,88 @@ __device__ void produce(const struct params &p, const CUtensorMap *map, const ui
 
 /* --- multiplying --- */
 
-/* A warp is done with a stage, in all blocks of the cluster. */
-template <int CLUSTER> __device__ __forceinline__ void release(uint32_t empty)
-{
-    if (CLUSTER > 1) {
-        if (threadIdx.x % 32 < CLUSTER) {
-            mbar_arrive_cluster(empty, threadIdx.x % 32);
-        }
-    } else if (threadIdx.x % 32 == 0) {
-        mbar_arrive(empty);
-    }
-}
-
-/* Scales of tokens 8i + 2t and 8i + 2t + 1 times that of the weights. */
+/* Scales of the lane's tokens in groups of 16: 2t, 2t + 1, 8 + 2t, 8 + 2t + 1. */
 template <int N, int FIRST, int LAST>
-__device__ __forceinline__ void load_scales(float (&scale)[N / 4], uint32_t at, float w_scale)
+__device__ __forceinline__ void load_scales(float (&scale)[N / 4], uint32_t at)
 {
 #pragma unroll
     for (int i = FIRST; i < LAST; i++) {
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(scale[2 * i]), "=f"(scale[2 * i + 1])
-                     : "r"(at + i * 32));
-        scale[2 * i] *= w_scale;
-        scale[2 * i + 1] *= w_scale;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(scale[4 * i]), "=f"(scale[4 * i + 1]), "=f"(scale[4 * i + 2]),
+                       "=f"(scale[4 * i + 3])
+                     : "r"(at + i * 64));
     }
 }
 
-/* acc[s] += W x of this warpgroup's 64 rows of tile s and N tokens, for the first n_subs tiles. */
-template <int N, int CLUSTER>
+template <int N> __device__ __forceinline__ void multiply_by(float (&acc)[N], float factor)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        acc[i] *= factor;
+    }
+}
+
+/* Four wgmma: raw = W x of 64 rows and one block of K. `a` and `b` are low halves of descriptors. */
+template <int N> __device__ __forceinline__ void issue(float (&raw)[N / 2], uint32_t a, uint32_t b)
+{
+    wgmma_hold(raw);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        wgmma_e4m3_ss<N>(raw, wgmma_desc(a + k * 2), wgmma_desc(b + k * 2), k != 0);
+    }
+    wgmma_commit();
+}
+
+/* acc[s] += W x of this warpgroup's 64 rows of row tile s and N tokens, for the first n_subs tiles; acc comes
+ * with the bias. Inside, acc counts in units of the weights' scale: as scales are powers of two this changes
+ * no bit, and there is something to multiply only where a block's scale is another than the last one's. */
+template <int N>
 __device__ __forceinline__ void multiply(const struct params &p, const struct item &item, uint32_t n_subs,
                                          uint32_t smem, struct ring &ring, float (&acc)[2][N / 2])
 {
-    const uint32_t wg = threadIdx.x / 128 - 1, t = threadIdx.x % 4;
-    const float *w_scales =
-        p.w_scales + ((uint64_t)item.expert * p.n_tiles + 2 * item.part) * p.n_kb;
+    constexpr int HALF = N / 32; /* of the scales: registers are short */
+    const uint32_t wg = warpgroup() - 1, lane_scales = STAGE_SCALES + threadIdx.x % 4 * 16;
+    const float *w_scales = p.w_scales + ((uint64_t)item.expert * p.n_tiles + 2 * item.part) * p.n_kb;
     const uint32_t second = 2 * item.part + 1 < p.n_tiles ? p.n_kb : 0;
-    float w_scale[2] = {__ldg(w_scales), __ldg(w_scales + second)};
+    float w_scale[2] = {__ldg(w_scales), __ldg(w_scales + second)}, unit[2] = {w_scale[0], w_scale[1]};
+    multiply_by(acc[0], 1.0f / unit[0]);
+    multiply_by(acc[1], 1.0f / unit[1]);
     for (uint32_t kb = 0; kb < p.n_kb; kb++) {
-        uint32_t full = smem + SMEM_BARS + ring.slot * 16;
-        uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE;
-        uint32_t next = kb + 1 < p.n_kb ? kb + 1 : kb;
-        float next_scale[2] = {__ldg(w_scales + next), __ldg(w_scales + second + next)};
+        const uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;
+        const uint32_t next = kb + 1 < p.n_kb ? kb + 1 : kb;
+        const float next_scale[2] = {__ldg(w_scales + next), __ldg(w_scales + second + next)};
         mbar_wait(full, ring.phase);
 #pragma unroll
         for (uint32_t sub = 0; sub < 2; sub++) {
-            float raw[N / 2];
-            if (sub < n_subs) {
-                uint32_t a = wgmma_desc_low(stage + sub * W_BYTES + wg * 8192);
-                uint32_t b = wgmma_desc_low(stage + STAGE_TOKENS);
-                wgmma_hold(raw);
-                wgmma_fence();
+            float raw[N / 2], scale[N / 4];
+            if (sub >= n_subs) {
+                continue;
+            }
+            issue<N>(raw, wgmma_desc_low(stage + sub * W_BYTES + wg * 8192), wgmma_desc_low(stage + STAGE_TOKENS));
+            load_scales<N, 0, HALF>(scale, stage + lane_scales);
+            if (w_scale[sub] != unit[sub]) {
+                multiply_by(acc[sub], unit[sub] / w_scale[sub]);
+                unit[sub] = w_scale[sub];
+            }
+            wgmma_wait<0>();
+            wgmma_hold(raw);
+            load_scales<N, HALF, N / 16>(scale, stage + lane_scales);
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    wgmma_e4m3_ss<N>(raw, wgmma_desc(a + k * 2), wgmma_desc(b + k * 2), k != 0);
-                }
-                wgmma_commit();
-                /* Half of the scales while the tensor cores work, half after: registers are short. */
-                constexpr int HALF = N / 16;
-                float scale[N / 4];
-                load_scales<N, 0, HALF>(scale, stage + STAGE_SCALES + t * 8, w_scale[sub]);
-                wgmma_wait<0>();
-                wgmma_hold(raw);
-                load_scales<N, HALF, N / 8>(scale, stage + STAGE_SCALES + t * 8, w_scale[sub]);
-                if (sub + 1 == n_subs) {
-                    release<CLUSTER>(full + 8);
-                }
-#pragma unroll
-                for (int i = 0; i < N / 2; i++) {
-                    acc[sub][i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[sub][i]);
-                }
+            for (int i = 0; i < N / 2; i++) {
+                acc[sub][i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[sub][i]);
             }
         }
-        if (n_subs == 0) {
-            release<CLUSTER>(full + 8);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            mbar_arrive(full + 8);
         }
         w_scale[0] = next_scale[0];
         w_scale[1] = next_scale[1];
         ring.next();
     }
+    multiply_by(acc[0], unit[0]);
+    multiply_by(acc[1], unit[1]);
 }
 
 __device__ __forceinline__ float bias_of(const struct params &p, uint32_t expert, uint32_t row)
@@ -361,7 +356,7 @@ __device__ __forceinline__ void quantise(const uint32_t (&z)[N / 8], const float
     }
 }
 
-template <int N, int CLUSTER>
+template <int N>
 __device__ __forceinline__ void gate_up_item(const struct params &p, const struct item &item,
                                              uint8_t *base, uint32_t smem, struct ring &ring)
 {
@@ -377,7 +372,7 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
         uint32_t row = (2 * item.part + sub) * 128 + warp * 16 + 2 * g;
         start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 1));
     }
-    multiply<N, CLUSTER>(p, item, n_subs, smem, ring, acc);
+    multiply<N>(p, item, n_subs, smem, ring, acc);
     /* Rows past the matrix have neither weights nor bias, so their z is zero. */
 #pragma unroll
     for (uint32_t sub = 0; sub < 2; sub++) {
@@ -401,7 +396,7 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
         float *out = p.z_scales + (uint64_t)item.part * p.n_positions + item.position;
         for (int32_t j = 0; j < 2; j++) {
             if ((int32_t)(2 * tid) + j < item.n_valid) {
-                out[2 * tid + j] = scale[j];
+                out[scale_at(2 * tid) + j] = scale[j];
             }
         }
     }
@@ -418,7 +413,7 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
     }
 }
 
-template <int N, int CLUSTER>
+template <int N>
 __device__ __forceinline__ void down_item(const struct params &p, const struct item &item, uint32_t smem,
                                           struct ring &ring)
 {
@@ -433,7 +428,7 @@ __device__ __forceinline__ void down_item(const struct params &p, const struct i
         uint32_t row = row0 + sub * 128;
         start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 8));
     }
-    multiply<N, CLUSTER>(p, item, n_subs, smem, ring, acc);
+    multiply<N>(p, item, n_subs, smem, ring, acc);
 #pragma unroll
     for (uint32_t sub = 0; sub < 2; sub++) {
         uint32_t row = row0 + sub * 128;
@@ -451,50 +446,49 @@ __device__ __forceinline__ void down_item(const struct params &p, const struct i
     }
 }
 
-template <bool GATE_UP, int CLUSTER, int N>
+template <bool GATE_UP, int N>
 __device__ __forceinline__ void do_item(const struct params &p, const struct item &item, uint8_t *base,
                                         uint32_t smem, struct ring &ring)
 {
     if constexpr (GATE_UP) {
-        gate_up_item<N, CLUSTER>(p, item, base, smem, ring);
+        gate_up_item<N>(p, item, base, smem, ring);
     } else {
-        down_item<N, CLUSTER>(p, item, smem, ring);
+        down_item<N>(p, item, smem, ring);
     }
 }
 
-template <bool GATE_UP, int CLUSTER>
+template <bool GATE_UP>
 __device__ void consume(const struct params &p, const uint32_t *table, const uint32_t *pos, uint8_t *base,
                         uint32_t smem)
 {
-    const uint32_t rank = CLUSTER > 1 ? cluster_rank() : 0;
     const uint32_t n_parts = (p.n_tiles + 1) / 2;
     struct ring ring = {0, 0};
-    for (struct run<CLUSTER> run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
-        struct item item = run.get(p, table, pos, n_parts, rank);
-        switch (item.width / 16) {
+    for (struct run run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
+        struct item item = run.get(p, table, pos, n_parts);
+        switch (item.width / WIDTH_STEP) {
         case 1:
-            do_item<GATE_UP, CLUSTER, 16>(p, item, base, smem, ring);
+            do_item<GATE_UP, 16>(p, item, base, smem, ring);
             break;
         case 2:
-            do_item<GATE_UP, CLUSTER, 32>(p, item, base, smem, ring);
+            do_item<GATE_UP, 32>(p, item, base, smem, ring);
             break;
         case 3:
-            do_item<GATE_UP, CLUSTER, 48>(p, item, base, smem, ring);
+            do_item<GATE_UP, 48>(p, item, base, smem, ring);
             break;
         case 4:
-            do_item<GATE_UP, CLUSTER, 64>(p, item, base, smem, ring);
+            do_item<GATE_UP, 64>(p, item, base, smem, ring);
             break;
         case 5:
-            do_item<GATE_UP, CLUSTER, 80>(p, item, base, smem, ring);
+            do_item<GATE_UP, 80>(p, item, base, smem, ring);
             break;
         case 6:
-            do_item<GATE_UP, CLUSTER, 96>(p, item, base, smem, ring);
+            do_item<GATE_UP, 96>(p, item, base, smem, ring);
             break;
         case 7:
-            do_item<GATE_UP, CLUSTER, 112>(p, item, base, smem, ring);
+            do_item<GATE_UP, 112>(p, item, base, smem, ring);
             break;
         default:
-            do_item<GATE_UP, CLUSTER, 128>(p, item, base, smem, ring);
+            do_item<GATE_UP, 128>(p, item, base, smem, ring);
             break;
         }
     }
@@ -503,9 +497,8 @@ __device__ void consume(const struct params &p, const uint32_t *table, const uin
     }
 }
 
-template <bool GATE_UP, int CLUSTER>
-__global__ void __launch_bounds__(N_THREADS, 1)
-    moe_fp8(const __grid_constant__ struct params p, const __grid_constant__ CUtensorMap map)
+template <bool GATE_UP>
+__global__ void __launch_bounds__(N_THREADS, 1) moe_fp8(const __grid_constant__ struct params p)
 {
     extern __shared__ uint8_t raw[];
     const uint32_t smem = (smem_addr(raw) + 1023) / 1024 * 1024;
@@ -514,33 +507,26 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < N_STAGES; i++) {
             mbar_init(smem + SMEM_BARS + i * 16, 1);
-            mbar_init(smem + SMEM_BARS + i * 16 + 8, 8 * CLUSTER);
+            mbar_init(smem + SMEM_BARS + i * 16 + 8, 8);
         }
         mbar_init_fence();
     }
     grid_wait();
     if (threadIdx.x < 32) {
-        count_tiles<CLUSTER>(p.expert_begin, p.n_experts, table, pos);
+        count_tiles(p.expert_begin, p.n_experts, table, pos);
     }
     __syncthreads();
-    if (CLUSTER > 1) {
-        cluster_sync();
-    }
     if (threadIdx.x < 128) {
         regs_drop<24>();
         if (threadIdx.x == 0) {
-            produce<CLUSTER>(p, &map, table, pos, smem);
+            produce(p, table, pos, smem);
         }
-        __syncwarp();
     } else {
         regs_raise<240>();
-        consume<GATE_UP, CLUSTER>(p, table, pos, base, smem);
-        __syncwarp();
+        consume<GATE_UP>(p, table, pos, base, smem);
     }
+    __syncwarp();
     grid_launch_dependents();
-    if (CLUSTER > 1) {
-        cluster_sync(); /* the other block may still copy to and arrive in this one */
-    }
 }
 
 /* --- quantising x --- */
@@ -562,7 +548,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
     __shared__ uint32_t position[16];
     grid_wait();
     if (threadIdx.x < 32) {
-        count_tiles<1>(p.expert_begin, p.n_experts, table, pos);
+        count_tiles(p.expert_begin, p.n_experts, table, pos);
     }
     for (uint32_t e = threadIdx.x; e <= p.n_experts; e += QUANT_THREADS) {
         begin[e] = p.expert_begin[e];
@@ -611,7 +597,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
                 uint64_t at = (uint64_t)kb * p.n_positions + position[i];
                 *(uint2 *)(p.out + at * 128 + ((lane / 2) ^ (position[i] % 8)) * 16 + lane % 2 * 8) = q;
                 if (lane == 0) {
-                    p.scales[at] = scale;
+                    p.scales[(uint64_t)kb * p.n_positions + scale_at(position[i])] = scale;
                 }
             }
         }
@@ -625,65 +611,26 @@ uint32_t div_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* grid 0: as many blocks as run at once, in whole clusters. Not every multiprocessor finds a partner in its
- * part of the chip, and blocks of a persistent grid that have to wait would double the time. */
-template <typename... P>
-cudaError_t launch(void (*kernel)(P...), uint32_t grid, uint32_t block, uint32_t smem, uint32_t cluster,
-                   cudaStream_t stream, const P &...p)
+template <typename P>
+cudaError_t launch(void (*kernel)(P), uint32_t grid, uint32_t block, uint32_t smem, cudaStream_t stream,
+                   const P &p)
 {
     cudaError_t err =
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (err != cudaSuccess) {
         return err;
     }
-    cudaLaunchAttribute attr[2] = {};
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributeClusterDimension;
-    attr[1].val.clusterDim.x = cluster;
-    attr[1].val.clusterDim.y = 1;
-    attr[1].val.clusterDim.z = 1;
+    cudaLaunchAttribute attr = {};
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid == 0 ? cluster : grid);
+    config.gridDim = dim3(grid);
     config.blockDim = dim3(block);
     config.dynamicSmemBytes = smem;
     config.stream = stream;
-    if (grid == 0) {
-        int n_clusters = 0;
-        config.attrs = attr + 1;
-        config.numAttrs = 1;
-        err = cudaOccupancyMaxActiveClusters(&n_clusters, kernel, &config);
-        if (err != cudaSuccess || n_clusters == 0) {
-            return err != cudaSuccess ? err : cudaErrorInvalidConfiguration;
-        }
-        config.gridDim.x = (uint32_t)n_clusters * cluster;
-    }
-    config.attrs = attr;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, p...);
-}
-
-/* Packed weights as rows of 128 bytes, in boxes of a tile. */
-cudaError_t make_map(const uint8_t *w, uint64_t n_rows, CUtensorMap *ret_map)
-{
-    typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                               CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                               CUtensorMapFloatOOBfill);
-    void *encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
-                                                       cudaEnableDefault, &found);
-    if (err != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-        return err != cudaSuccess ? err : cudaErrorNotSupported;
-    }
-    const cuuint64_t dims[2] = {128, n_rows}, strides[1] = {128};
-    const cuuint32_t box[2] = {128, 128}, steps[2] = {1, 1};
-    CUresult r = ((encode_fn *)encode)(ret_map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)w, dims, strides,
-                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    config.attrs = &attr;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, p);
 }
 
 } // namespace
@@ -693,7 +640,7 @@ struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32
 {
     struct dmk_moe_fp8_layout l;
     /* Tiles may read, and ignore, up to two of them past the last position. */
-    l.n_positions = (n_rows * k + 8 * n_experts + 2 * N_MAX + 63) / 64 * 64;
+    l.n_positions = (n_rows * k + 16 * n_experts + 2 * N_MAX + 63) / 64 * 64;
     l.x_blocks = div_up(hidden, 128);
     l.z_blocks = div_up(inter, 128);
     l.x = 0;
@@ -704,10 +651,9 @@ struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32
     return l;
 }
 
-cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, uint32_t cluster,
-                             cudaStream_t stream)
+cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, cudaStream_t stream)
 {
-    if (a->n_experts > MAX_EXPERTS || a->k > 16 || a->gate_up.cols % 8 != 0 || cluster > 2) {
+    if (a->n_experts > MAX_EXPERTS || a->k > 16 || a->gate_up.cols % 8 != 0) {
         return cudaErrorInvalidValue;
     }
     if (a->n_rows == 0) {
@@ -721,7 +667,6 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
     if (err != cudaSuccess) {
         return err;
     }
-    cluster = cluster == 0 ? 2 : cluster;
     const struct dmk_moe_fp8_layout l =
         dmk_moe_fp8_layout(a->n_rows, a->k, a->n_experts, a->gate_up.cols, a->down.cols);
     uint8_t *scratch = (uint8_t *)a->scratch;
@@ -729,7 +674,7 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
         quant_params q = {a->x,      a->expert_begin, a->row_slots,   scratch + l.x, (float *)(scratch + l.x_scales),
                           a->n_rows, a->k,            a->n_experts, a->gate_up.cols, l.n_positions};
         uint32_t grid = a->n_rows < (uint32_t)n_sms * 4 ? a->n_rows : (uint32_t)n_sms * 4;
-        return launch(moe_fp8_quantise, grid, QUANT_THREADS, 0, 1, stream, q);
+        return launch(moe_fp8_quantise, grid, QUANT_THREADS, 0, stream, q);
     }
     const struct dmk_moe_matrix *m = step == 1 ? &a->gate_up : &a->down;
     struct params p = {};
@@ -749,21 +694,14 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
     p.n_kb = div_up(m->cols, 128);
     p.alpha = a->alpha;
     p.limit = a->limit;
-    CUtensorMap map;
-    err = make_map(p.w, (uint64_t)p.n_experts * p.n_tiles * p.n_kb * 128, &map);
-    if (err != cudaSuccess) {
-        return err;
-    }
-    auto *kernel = step == 1 ? (cluster == 2 ? moe_fp8<true, 2> : moe_fp8<true, 1>)
-                             : (cluster == 2 ? moe_fp8<false, 2> : moe_fp8<false, 1>);
-    return launch(kernel, 0, N_THREADS, SMEM_BYTES, cluster, stream, p, map);
+    return launch(step == 1 ? moe_fp8<true> : moe_fp8<false>, (uint32_t)n_sms, N_THREADS, SMEM_BYTES, stream, p);
 }
 
-cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, uint32_t cluster, cudaStream_t stream)
+cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, cudaStream_t stream)
 {
     cudaError_t err = cudaSuccess;
     for (uint32_t step = 0; step < 3 && err == cudaSuccess; step++) {
-        err = dmk_moe_fp8_step(args, step, cluster, stream);
+        err = dmk_moe_fp8_step(args, step, stream);
     }
     return err;
 }

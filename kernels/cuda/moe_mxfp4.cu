@@ -1,11 +1,13 @@
-/* MXFP4 experts for few tokens (sm_90a): the weights are the 64-row operand and stream past the tokens.
+/* MXFP4 experts for few tokens (sm_90a): the weights stream past the tokens.
  *
- * A block of 13 warps is persistent. Warp 12 brings packed weights, 19584 bytes (64 rows x 576 columns) a
- * stage, through a ring of shared memory. Three warpgroups take 192 columns each of every stage: codes
- * become bf16 in registers (shifts, masks, one exact multiplication by the block's scale) and are the A
- * operand of wgmma; B is the expert's tokens, which lie in shared memory whole (N x K bf16) and are
- * brought anew only when the expert or the tile of tokens changes. At the end of a 64-row item the three
- * partial sums meet in the first warpgroup, always as (0 + 1) + 2, which adds the bias and finishes.
+ * A block of 21 warps is persistent. Warp 20 brings packed weights, 32640 bytes (64 rows x 960 columns) a
+ * stage, through a ring of shared memory. The others are 5 groups of 4: a group takes 192 columns of
+ * every stage, a warp 16 rows of them. Codes become bf16 in registers (shifts, masks, one exact
+ * multiplication by the block's scale) and are the A operand of m16n8k16 products; B is the expert's tokens,
+ * which lie in shared memory whole (N x K bf16) and are brought anew only when the expert or the
+ * tile of tokens changes. At the end of a 64-row item the five partial sums meet in one group, each time another,
+ * always added in the order of the groups; it adds the bias and finishes. Products of a single warp leave warps free to run
+ * apart; with those of a warpgroup the units waited for each other and for R2UR (docs/PERF.md).
  *
  * Work items are (expert, tile of N tokens, 64 rows), counted on the device; a block takes one contiguous
  * run of them. The fused kernel does gate_up's items, then down's: weights keep streaming while a block
@@ -13,7 +15,6 @@
 #include "kernels/cuda/moe.h"
 
 #include "kernels/cuda/moe_sm90.cuh"
-#include "kernels/cuda/moe_wgmma.cuh"
 #include "kernels/pack.h"
 
 namespace
@@ -21,15 +22,16 @@ namespace
 
 using namespace dmk;
 
-constexpr uint32_t N_WG = 3;
-constexpr uint32_t N_THREADS = N_WG * 128 + 32;
+constexpr uint32_t N_GROUPS = DMK_MXPACK_SPLITS;
+constexpr uint32_t N_WORKERS = N_GROUPS * 128;
+constexpr uint32_t N_THREADS = N_WORKERS + 32;
 constexpr uint32_t STAGE = DMK_MXPACK_STAGE_BYTES;
-constexpr uint32_t MAX_EXPERTS = 256;
+constexpr uint32_t MAX_EXPERTS = 128;
 constexpr uint32_t SMEM_MAX = 232448;
 constexpr uint32_t CODE_MASK = 0x01c001c0u, SIGN_MASK = 0x80008000u;
 
-/* Named barriers; 0 is __syncthreads. */
-constexpr uint32_t BAR_PART_FULL = 1, BAR_PART_EMPTY = 3, BAR_WG = 5;
+/* Named barriers, one a group; 0 is __syncthreads. */
+constexpr uint32_t BAR_GROUP = 1;
 
 struct product {
     const uint8_t *packed;
@@ -38,7 +40,7 @@ struct product {
     void *out;
     uint32_t rows, cols;
     uint32_t n_tiles;  /* of 64 rows */
-    uint32_t n_stages; /* of 576 columns */
+    uint32_t n_stages; /* of 960 columns */
 };
 
 struct params {
@@ -51,15 +53,19 @@ struct params {
 
 /* Shared memory, from a 1024-byte boundary. */
 template <int N> struct layout {
-    uint32_t tokens, part, bars, table, stages;
+    static constexpr uint32_t N_PARTS = N < 24 ? 2 : 1; /* buffers of partial sums */
+    static constexpr uint32_t PART = (N_GROUPS - 1) * 128 * (N / 2) * 4;
+    uint32_t tokens, part, bars, part_bars, table, begin, stages;
     uint32_t n_stages;
     __host__ __device__ layout(uint32_t k_stages)
     {
         tokens = 0;
-        part = tokens + k_stages * 9 * N * 128;
-        bars = part + 2 * 2 * 128 * (N / 2) * 4;
-        table = bars + 2 * 16 * 8;
-        stages = (table + (MAX_EXPERTS + 2) * 4 + 127) / 128 * 128;
+        part = tokens + k_stages * 3 * N_GROUPS * N * 128;
+        bars = part + N_PARTS * PART;
+        part_bars = bars + 2 * 16 * 8;
+        table = part_bars + 2 * 2 * 8;
+        begin = table + (MAX_EXPERTS + 1) * 4;
+        stages = (begin + (MAX_EXPERTS + 1) * 4 + 127) / 128 * 128;
         uint32_t left = SMEM_MAX - 1024 - stages;
         n_stages = left / STAGE > 16 ? 16 : left / STAGE;
     }
@@ -218,16 +224,16 @@ __device__ void produce(const struct params &p, const struct product &m, const u
     }
 }
 
-/* A warpgroup brings its columns of N tokens: columns of each stage, 24 pieces of 16 bytes. */
+/* A group brings its columns of N tokens: of each stage, 24 pieces of 16 bytes. */
 template <int N, bool GATE_UP>
 __device__ void load_tokens(const struct params &p, const struct product &m, uint32_t slot0,
                             uint32_t n_valid, uint32_t tokens)
 {
-    uint32_t wg = warpgroup(), thread = threadIdx.x % 128;
+    uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128;
     for (uint32_t col = thread; col < 24 * m.n_stages; col += 128) {
         uint32_t s = col / 24, c = col % 24;
-        uint32_t k = s * DMK_MXPACK_STAGE_COLS + wg * 192 + c * 8;
-        uint32_t dst = tokens + (s * 9 + wg * 3 + c / 8) * N * 128;
+        uint32_t k = s * DMK_MXPACK_STAGE_COLS + group * 192 + c * 8;
+        uint32_t dst = tokens + ((s * N_GROUPS + group) * 3 + c / 8) * N * 128;
 #pragma unroll
         for (uint32_t r0 = 0; r0 < N; r0 += 8) {
             uint4 v[8];
@@ -248,18 +254,30 @@ __device__ void load_tokens(const struct params &p, const struct product &m, uin
             }
         }
     }
-    fence_async_shared();
 }
 
-/* 192 columns of 64 rows: acc += W x. Releases the stage as soon as it lies in registers. */
-template <int N>
-__device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t stage, uint32_t empty,
-                                               uint32_t desc)
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t addr)
 {
-    uint32_t wg = warpgroup(), thread = threadIdx.x % 128;
-    uint32_t codes = stage + wg * 3 * 2048 + thread * 16;
-    uint32_t scales =
-        stage + DMK_MXPACK_CODE_BYTES + wg * 384 + thread / 32 * 96 + thread % 32 / 4 * 12;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr));
+}
+
+/* d[16][8] += a[16][16] b[16][8] */
+__device__ __forceinline__ void mma(float *d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                 "{%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* 192 columns of a warp's 16 rows: acc += W x. codes, scales and tokens are the lane's own addresses. The
+ * stage is released as soon as it lies in registers. */
+template <int N>
+__device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t codes, uint32_t scales,
+                                               uint32_t tokens, uint32_t empty)
+{
     uint4 w[3];
     uint32_t sc[3];
 #pragma unroll
@@ -272,110 +290,134 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t sta
         uint32_t word[4] = {w[q].x, w[q].y, w[q].z, w[q].w};
         uint32_t scale[2][2] = {{scale_pair<0>(sc[q]), scale_pair<1>(sc[q])},
                                 {scale_pair<2>(sc[q]), scale_pair<3>(sc[q])}};
-        uint32_t a[4][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            decode(word[i], a[i]);
+        for (int half = 0; half < 2; half++) {
+            uint32_t b[N / 8][4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                a[i][j] = scaled(a[i][j], scale[i / 2][j % 2]);
+            for (int n = 0; n < N / 8; n++) {
+                /* Pieces 4 to 7 of a swizzled row are 64 bytes from pieces 0 to 3. */
+                ldmatrix(b[n], (half ? tokens ^ 64 : tokens) + q * N * 128 + n * 1024);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t a[4];
+                decode(word[2 * half + i], a);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    a[j] = scaled(a[j], scale[half][j % 2]);
+                }
+#pragma unroll
+                for (int n = 0; n < N / 8; n++) {
+                    mma(acc + 4 * n, a, b[n][2 * i], b[n][2 * i + 1]);
+                }
             }
         }
-        if (q == 2) {
-            __syncwarp();
-            if (thread % 32 == 0) {
-                mbar_arrive(empty);
-            }
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            wgmma_bf16_rs<N>(acc, a[i], wgmma_desc(desc + ((q * N * 128 + i * 32) >> 4)), 1);
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mbar_arrive(empty);
     }
 }
 
-/* The sum of the three warpgroups, in the first; false in the others. */
-template <int N> __device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_t n_done)
+/* The sum of the groups, in the group whose turn it is; false in the others. `bars`: for each buffer a barrier
+ * of those who wrote and one of those who read. */
+template <int N>
+__device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_t bars, uint32_t n_done)
 {
-    uint32_t wg = threadIdx.x / 128, thread = threadIdx.x % 128, buf = n_done % 2;
-    uint32_t at = part + buf * 2 * 128 * (N / 2) * 4 + thread * 16;
-    if (wg > 0) {
-        if (n_done >= 2) {
-            bar_sync(BAR_PART_EMPTY + buf, N_WG * 128);
+    constexpr uint32_t PARTS = layout<N>::N_PARTS;
+    const uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128, buf = n_done % PARTS;
+    const uint32_t reader = n_done % N_GROUPS, phase = n_done / PARTS;
+    const uint32_t at = part + buf * layout<N>::PART + thread * 16;
+    const uint32_t full = bars + buf * 16, empty = full + 8;
+    if (group != reader) {
+        if (phase > 0) {
+            mbar_wait(empty, (phase - 1) % 2);
         }
+        const uint32_t slot = group - (group > reader);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            sts128(at + ((wg - 1) * (N / 8) + i) * 2048,
+            sts128(at + (slot * (N / 8) + i) * 2048,
                    make_uint4(__float_as_uint(acc[4 * i]), __float_as_uint(acc[4 * i + 1]),
                               __float_as_uint(acc[4 * i + 2]), __float_as_uint(acc[4 * i + 3])));
         }
-        bar_arrive(BAR_PART_FULL + buf, N_WG * 128);
+        __syncwarp();
+        if (thread % 32 == 0) {
+            mbar_arrive(full);
+        }
         return false;
     }
-    bar_sync(BAR_PART_FULL + buf, N_WG * 128);
+    mbar_wait(full, phase % 2);
+    float sum[N / 2];
 #pragma unroll
-    for (int w = 0; w < 2; w++) {
+    for (uint32_t g = 0; g < N_GROUPS; g++) {
+        const uint32_t slot = g - (g > reader);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            uint4 v = lds128(at + (w * (N / 8) + i) * 2048);
-            acc[4 * i] += __uint_as_float(v.x);
-            acc[4 * i + 1] += __uint_as_float(v.y);
-            acc[4 * i + 2] += __uint_as_float(v.z);
-            acc[4 * i + 3] += __uint_as_float(v.w);
+            uint4 v = lds128(at + ((g == reader ? 0 : slot) * (N / 8) + i) * 2048);
+            const float other[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                                    __uint_as_float(v.w)};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float term = g == reader ? acc[4 * i + j] : other[j];
+                sum[4 * i + j] = g == 0 ? term : sum[4 * i + j] + term;
+            }
         }
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        acc[i] = sum[i];
+    }
+    __syncwarp();
+    if (thread % 32 == 0) {
+        mbar_arrive(empty);
     }
     return true;
 }
 
-/* One warpgroup: bias and SwiGLU, or bias alone. acc[4i + j] is token 8i + 2t + j of packed row 16w + g,
+/* Bias of the lane's two packed rows, loaded long before it is added. */
+template <bool GATE_UP>
+__device__ __forceinline__ float2 load_bias(const struct product &m, const struct item &item)
+{
+    const uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    const uint16_t *bias = m.bias + (uint64_t)item.expert * m.rows;
+    const uint32_t low = GATE_UP ? item.row_tile * 64 + warp * 16 + 2 * g : item.row_tile * 64 + warp * 16 + g;
+    const uint32_t high = GATE_UP ? low + 1 : low + 8;
+    return make_float2(low < m.rows ? __uint_as_float((uint32_t)bias[low] << 16) : 0.0f,
+                       high < m.rows ? __uint_as_float((uint32_t)bias[high] << 16) : 0.0f);
+}
+
+/* One group: bias and SwiGLU, or bias alone. acc[4i + j] is token 8i + 2t + j of packed row 16w + g,
  * acc[4i + 2 + j] that of row 16w + g + 8. */
 template <int N, bool GATE_UP>
 __device__ __forceinline__ void finish(const struct params &p, const struct product &m,
-                                       const float (&acc)[N / 2], const struct item &item,
+                                       const float (&acc)[N / 2], const struct item &item, float2 bias,
                                        uint32_t slot0, uint32_t n_valid)
 {
-    uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    uint64_t bias0 = (uint64_t)item.expert * m.rows;
-    if constexpr (GATE_UP) {
-        uint32_t n_z = m.rows / 2, at = item.row_tile * 32 + warp * 8 + g;
-        if (at >= n_z) {
-            return;
-        }
-        uint32_t pair = *(const uint32_t *)(m.bias + bias0 + 2 * at);
-        float gate_bias = __uint_as_float(pair << 16);
-        float up_bias = __uint_as_float(pair & 0xffff0000u);
-        __nv_bfloat16 *z = (__nv_bfloat16 *)m.out + (uint64_t)slot0 * n_z + at;
+    const uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint32_t n_out = GATE_UP ? m.rows / 2 : m.rows;
+    const uint32_t at = GATE_UP ? item.row_tile * 32 + warp * 8 + g : item.row_tile * 64 + warp * 16 + g;
 #pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            uint32_t token = i / 2 * 8 + 2 * t + i % 2;
-            float gate = fminf(acc[i / 2 * 4 + i % 2] + gate_bias, p.limit);
-            float up = fminf(fmaxf(acc[i / 2 * 4 + 2 + i % 2] + up_bias, -p.limit), p.limit);
-            float value = gate * sigmoid(p.alpha * gate) * (up + 1.0f);
-            if (token < n_valid) {
-                z[(uint64_t)token * n_z] = __float2bfloat16_rn(value);
-            }
-        }
-        return;
-    } else {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t at = item.row_tile * 64 + warp * 16 + g + 8 * h;
-        if (at >= m.rows) {
+    for (int i = 0; i < N / 4; i++) {
+        const uint32_t token = i / 2 * 8 + 2 * t + i % 2;
+        const float low = acc[i / 2 * 4 + i % 2] + bias.x, high = acc[i / 2 * 4 + 2 + i % 2] + bias.y;
+        const uint64_t row = (uint64_t)(slot0 + token) * n_out;
+        if (token >= n_valid) {
             continue;
         }
-        float bias = __uint_as_float((uint32_t)m.bias[bias0 + at] << 16);
-        float *y = (float *)m.out + (uint64_t)slot0 * m.rows + at;
-#pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            uint32_t token = i / 2 * 8 + 2 * t + i % 2;
-            if (token < n_valid) {
-                y[(uint64_t)token * m.rows] = acc[i / 2 * 4 + 2 * h + i % 2] + bias;
+        if constexpr (GATE_UP) {
+            float gate = fminf(low, p.limit), up = fminf(fmaxf(high, -p.limit), p.limit);
+            if (at < n_out) {
+                ((__nv_bfloat16 *)m.out)[row + at] =
+                    __float2bfloat16_rn(gate * sigmoid(p.alpha * gate) * (up + 1.0f));
+            }
+        } else {
+            if (at < n_out) {
+                ((float *)m.out)[row + at] = low;
+            }
+            if (at + 8 < n_out) {
+                ((float *)m.out)[row + at + 8] = high;
             }
         }
-    }
     }
 }
 
@@ -391,18 +433,25 @@ __device__ __forceinline__ void add_release(uint32_t *p)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
-/* The three warpgroups: all items of one product. FUSED: gate_up reports an expert's finished items, down
+/* The groups: all items of one product. FUSED: gate_up reports an expert's finished items, down
  * waits for all of them before it reads z. */
 template <int N, bool GATE_UP, bool FUSED>
 __device__ void consume(const struct params &p, const struct product &m, const uint32_t *table,
-                        uint32_t smem, const layout<N> &at, struct ring &ring, uint32_t &n_done)
+                        const uint32_t *begin, uint32_t smem, const layout<N> &at, struct ring &ring,
+                        uint32_t &n_done)
 {
-    uint32_t wg = warpgroup(), thread = threadIdx.x % 128;
+    uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    /* Where the lane's share of a stage and of the tokens begins. */
+    const uint32_t warp = thread / 32, lane = thread % 32;
+    const uint32_t codes = smem + group * 3 * 2048 + thread * 16;
+    const uint32_t scales = smem + DMK_MXPACK_CODE_BYTES + group * 384 + warp * 96 + lane / 4 * 12;
+    const uint32_t tokens = smem + at.tokens + group * 3 * N * 128 + lane % 8 * 128 +
+                            ((lane / 8) ^ (lane % 8)) * 16;
     uint32_t have_expert = MAX_EXPERTS, have_tile = 0;
     for (struct run run(table, p.n_experts, m.n_tiles); run.at < run.end; run.at++) {
         struct item item = run.get(table, m.n_tiles);
-        uint32_t slot0 = p.expert_begin[item.expert] + item.token_tile * N;
-        uint32_t n_valid = p.expert_begin[item.expert + 1] - slot0;
+        uint32_t slot0 = begin[item.expert] + item.token_tile * N;
+        uint32_t n_valid = begin[item.expert + 1] - slot0;
         if (item.expert != have_expert || item.token_tile != have_tile) {
             if (FUSED && !GATE_UP && item.expert != have_expert) {
                 uint32_t want = (table[item.expert + 1] - table[item.expert]) * p.gate_up.n_tiles;
@@ -414,26 +463,26 @@ __device__ void consume(const struct params &p, const struct product &m, const u
             }
             have_expert = item.expert;
             have_tile = item.token_tile;
-            bar_sync(BAR_WG + wg, 128);
+            bar_sync(BAR_GROUP + group, 128);
             load_tokens<N, GATE_UP>(p, m, slot0, n_valid, smem + at.tokens);
-            bar_sync(BAR_WG + wg, 128);
+            bar_sync(BAR_GROUP + group, 128);
         }
         float acc[N / 2] = {};
-        uint32_t desc = wgmma_desc_low(smem + at.tokens + wg * 3 * N * 128);
+        float2 bias = make_float2(0.0f, 0.0f);
+        if (n_done % N_GROUPS == group) {
+            bias = load_bias<GATE_UP>(m, item);
+        }
         for (uint32_t s = 0; s < m.n_stages; s++) {
-            uint32_t full = smem + at.bars + ring.slot * 16;
+            uint32_t full = smem + at.bars + ring.slot * 16, stage = at.stages + ring.slot * STAGE;
             mbar_wait(full, ring.phase);
-            multiply_stage<N>(acc, smem + at.stages + ring.slot * STAGE, full + 8,
-                              desc + ((s * 9 * N * 128) >> 4));
+            multiply_stage<N>(acc, codes + stage, scales + stage, tokens + s * 3 * N_GROUPS * N * 128,
+                              full + 8);
             ring.next();
         }
-        wgmma_wait<0>();
-        wgmma_hold(acc);
-        if (join<N>(acc, smem + at.part, n_done)) {
-            bar_arrive(BAR_PART_EMPTY + n_done % 2, N_WG * 128);
-            finish<N, GATE_UP>(p, m, acc, item, slot0, n_valid);
+        if (join<N>(acc, smem + at.part, smem + at.part_bars, n_done)) {
+            finish<N, GATE_UP>(p, m, acc, item, bias, slot0, n_valid);
             if (FUSED && GATE_UP) {
-                bar_sync(BAR_WG, 128);
+                bar_sync(BAR_GROUP + group, 128);
                 if (thread == 0) {
                     add_release(p.done + item.expert);
                 }
@@ -444,15 +493,15 @@ __device__ void consume(const struct params &p, const struct product &m, const u
 }
 
 /* The block that comes last puts the counters back. */
-__device__ void reset_counters(const struct params &p, uint32_t *last)
+__device__ void reset_counters(const struct params &p)
 {
     __syncthreads();
+    int last = 0;
     if (threadIdx.x == 0) {
         __threadfence();
-        *last = atomicAdd(p.done + p.n_experts, 1) == gridDim.x - 1;
+        last = atomicAdd(p.done + p.n_experts, 1) == gridDim.x - 1;
     }
-    __syncthreads();
-    if (*last) {
+    if (__syncthreads_or(last)) {
         for (uint32_t e = threadIdx.x; e <= p.n_experts; e += N_THREADS) {
             p.done[e] = 0;
         }
@@ -472,20 +521,27 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_mxfp4(const __grid_constant_
     }
     const layout<N> at(k_stages);
     uint32_t *table = (uint32_t *)(raw + (smem - smem_addr(raw)) + at.table);
+    uint32_t *begin = (uint32_t *)(raw + (smem - smem_addr(raw)) + at.begin);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < at.n_stages; i++) {
             mbar_init(smem + at.bars + i * 16, 1);
-            mbar_init(smem + at.bars + i * 16 + 8, N_WG * 4);
+            mbar_init(smem + at.bars + i * 16 + 8, N_GROUPS * 4);
+        }
+        for (uint32_t i = 0; i < layout<N>::N_PARTS; i++) {
+            mbar_init(smem + at.part_bars + i * 16, (N_GROUPS - 1) * 4);
+            mbar_init(smem + at.part_bars + i * 16 + 8, 4);
         }
         mbar_init_fence();
     }
     grid_wait();
     if (threadIdx.x < 32) {
         count_tiles<N>(p, table);
+    } else if (threadIdx.x - 32 <= p.n_experts) {
+        begin[threadIdx.x - 32] = p.expert_begin[threadIdx.x - 32];
     }
     __syncthreads();
     struct ring ring = {0, 0, at.n_stages};
-    if (threadIdx.x / 32 == N_WG * 4) {
+    if (threadIdx.x / 32 == N_GROUPS * 4) {
         if (threadIdx.x % 32 == 0) {
             if (WHICH != DOWN_ONLY) {
                 produce(p, p.gate_up, table, smem + at.stages, smem + at.bars, ring);
@@ -498,15 +554,15 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_mxfp4(const __grid_constant_
     } else {
         uint32_t n_done = 0;
         if (WHICH != DOWN_ONLY) {
-            consume<N, true, WHICH == FUSED_BOTH>(p, p.gate_up, table, smem, at, ring, n_done);
+            consume<N, true, WHICH == FUSED_BOTH>(p, p.gate_up, table, begin, smem, at, ring, n_done);
         }
         if (WHICH != GATE_UP_ONLY) {
-            consume<N, false, WHICH == FUSED_BOTH>(p, p.down, table, smem, at, ring, n_done);
+            consume<N, false, WHICH == FUSED_BOTH>(p, p.down, table, begin, smem, at, ring, n_done);
         }
     }
     grid_launch_dependents();
     if (WHICH == FUSED_BOTH) {
-        reset_counters(p, table + MAX_EXPERTS + 1);
+        reset_counters(p);
     }
 }
 

@@ -435,7 +435,7 @@ __global__ void fill(uint32_t *p, size_t n, uint32_t seed, uint32_t mask, uint32
 __global__ void fill_scales(uint8_t *p, size_t n_stages)
 {
     for (size_t i = blockIdx.x; i < n_stages; i += gridDim.x) {
-        for (uint32_t j = threadIdx.x; j < 1152; j += blockDim.x) {
+        for (uint32_t j = threadIdx.x; j < DMK_MXPACK_SPLITS * 384; j += blockDim.x) {
             p[i * DMK_MXPACK_STAGE_BYTES + DMK_MXPACK_CODE_BYTES + j] = 120 + 126 + j % 2;
         }
     }
@@ -534,7 +534,7 @@ static void bench_mx(uint32_t n_experts, const std::vector<uint32_t> &sizes)
             CHECK(cudaMemcpy(layers[l]->slot_row.p, r.slot_row.data(), r.slot_row.size() * 4,
                              cudaMemcpyHostToDevice));
             for (uint32_t e = 0; e < n_experts; e++) {
-                bytes += r.begin[e + 1] > r.begin[e] ? 13219200.0 : 0;
+                bytes += r.begin[e + 1] > r.begin[e] ? 135.0 * 3 * DMK_MXPACK_STAGE_BYTES : 0;
             }
         }
         bytes /= n_layers;
@@ -612,7 +612,7 @@ static void bench_fp8(uint32_t n_experts, const std::vector<uint32_t> &sizes)
     CHECK(cudaMemset(scratch.p, 0, scratch.n));
     fill_bf16<<<1024, 256>>>(x.p, x.n, 5);
     CHECK(cudaDeviceSynchronize());
-    printf("fp8, %u experts: tokens cluster step us (p10 p90) TFLOP/s\n", n_experts);
+    printf("fp8, %u experts: tokens step us (p10 p90) TFLOP/s\n", n_experts);
     for (uint32_t rows : sizes) {
         for (uint32_t l = 0; l < n_layers; l++) {
             struct routing r(rows, 4, n_experts, choose(rows, 4, n_experts, UNIFORM));
@@ -623,37 +623,28 @@ static void bench_fp8(uint32_t n_experts, const std::vector<uint32_t> &sizes)
             CHECK(cudaMemcpy(layers[l]->row_slots.p, r.row_slots.data(), r.row_slots.size() * 4,
                              cudaMemcpyHostToDevice));
         }
-        for (uint32_t cluster = 1; cluster <= 2; cluster++) {
-            const char *names[] = {"all", "quantise", "gate_up", "down"};
-            for (int mode = 0; mode < 4; mode++) {
-                if (mode == 1 && cluster == 2) {
-                    continue;
-                }
-                struct times t = time_layers(n_layers, [&](uint32_t l, cudaStream_t s) {
-                    struct dmk_moe_layer_args a = {};
-                    a.gate_up = {layers[l]->gu.p, scales.p, bias.p, 5760, 2880};
-                    a.down = {layers[l]->dn.p, scales.p, bias.p, 2880, 2880};
-                    a.x = x.p;
-                    a.expert_begin = layers[l]->begin.p;
-                    a.slot_row = layers[l]->slot_row.p;
-                    a.row_slots = layers[l]->row_slots.p;
-                    a.y = y.p;
-                    a.scratch = scratch.p;
-                    a.n_rows = rows;
-                    a.k = 4;
-                    a.n_experts = n_experts;
-                    a.alpha = 1.702f;
-                    a.limit = 7.0f;
-                    if (mode == 0) {
-                        CHECK(dmk_moe_fp8(&a, cluster, s));
-                    } else {
-                        CHECK(dmk_moe_fp8_step(&a, mode - 1, cluster, s));
-                    }
-                });
-                double flop = 2.0 * rows * 4 * 2880 * (mode == 0 ? 8640 : mode == 2 ? 5760 : mode == 3 ? 2880 : 0);
-                printf("%5u %u %-8s %8.1f (%.1f %.1f) %6.0f\n", rows, cluster, names[mode], t.median, t.p10,
-                       t.p90, flop / t.median / 1e6);
-            }
+        const char *names[] = {"all", "quantise", "gate_up", "down"};
+        for (int mode = 0; mode < 4; mode++) {
+            struct times t = time_layers(n_layers, [&](uint32_t l, cudaStream_t s) {
+                struct dmk_moe_layer_args a = {};
+                a.gate_up = {layers[l]->gu.p, scales.p, bias.p, 5760, 2880};
+                a.down = {layers[l]->dn.p, scales.p, bias.p, 2880, 2880};
+                a.x = x.p;
+                a.expert_begin = layers[l]->begin.p;
+                a.slot_row = layers[l]->slot_row.p;
+                a.row_slots = layers[l]->row_slots.p;
+                a.y = y.p;
+                a.scratch = scratch.p;
+                a.n_rows = rows;
+                a.k = 4;
+                a.n_experts = n_experts;
+                a.alpha = 1.702f;
+                a.limit = 7.0f;
+                CHECK(mode == 0 ? dmk_moe_fp8(&a, s) : dmk_moe_fp8_step(&a, mode - 1, s));
+            });
+            const double out_rows[] = {8640, 0, 5760, 2880};
+            printf("%5u %-8s %8.1f (%.1f %.1f) %6.0f\n", rows, names[mode], t.median, t.p10, t.p90,
+                   2.0 * rows * 4 * 2880 * out_rows[mode] / t.median / 1e6);
         }
         fflush(stdout);
     }
@@ -714,7 +705,7 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "quick") == 0) {
         bench_mx(128, {1, 64});
     } else if (strcmp(what, "quick8") == 0) {
-        bench_fp8(128, {1024, 8192});
+        bench_fp8(128, {8192});
     } else if (strcmp(what, "bench20") == 0) {
         bench_mx(32, {1, 8, 32, 64, 128, 256});
     } else if (strcmp(what, "bench8") == 0) {
