@@ -51,8 +51,8 @@ static void close_engines(struct engines *e)
 
 static void lengths(void **state)
 {
-    static const uint32_t list[] = {1,   2,   15,  16,  17,  63,  64,  65,  127, 128, 129, 143,
-                                    144, 145, 191, 192, 193, 200, 255, 256, 257, 513};
+    static const uint32_t list[] = {1,   2,   15,  16,  17,  63,  64,  65,  127, 128, 129,
+                                    143, 144, 145, 191, 192, 193, 200, 255, 256, 257, 513};
     struct engines e = open_engines(1, 1, 1, 4);
 
     (void)state;

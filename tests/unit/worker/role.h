@@ -15,8 +15,8 @@ struct test_role {
     atomic_bool hold_open, hold_step;
     sem_t open_gate, step_gate;
 
-    atomic_int n_open, n_close, n_engine_closed, n_engine_steps, n_generate, n_cancel, n_gone, n_drain, n_poke,
-        n_tick;
+    atomic_int n_open, n_close, n_engine_closed, n_engine_steps, n_generate, n_cancel, n_gone,
+        n_drain, n_poke, n_tick;
     atomic_int n_quiet, n_closed_word, n_peer_report;
     atomic_int lose_blocks; /* the next take of block events says that some were lost */
     atomic_int lose_others; /* so does the next take that brings some */

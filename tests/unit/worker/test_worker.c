@@ -649,7 +649,8 @@ static void admin_port_answers(void **state)
     assert_has("application/json");
     assert_has(
         "{\"status\":\"ok\",\"worker_id\":\"w \\\"1\\\"\",\"role\":\"decode\",\"incarnation\":\"");
-    assert_has("\"model\":\"tiny\",\"lane\":\"none\",\"transport\":\"none\",\"device\":\"\",\"routers\":0}");
+    assert_has("\"model\":\"tiny\",\"lane\":\"none\",\"transport\":\"none\",\"device\":\"\","
+               "\"routers\":0}");
     expect_status(admin_port, get("/state"), "200");
     assert_has("\"pools\":{\"full\":{\"total\":100,\"free\":60,\"cached\":15,\"leased\":20,"
                "\"draining\":5},"
