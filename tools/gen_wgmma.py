@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes kernels/cuda/wgmma.cuh: one wrapper for each shape of wgmma that the kernels use."""
+"""Writes kernels/cuda/moe_wgmma.cuh: one wrapper for each shape of wgmma that the kernels use."""
 import sys
 
-HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][K] B[N][K]^T in fp32; written by tools/gen_wgmma.py.
+HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
  *
  * Thread t of the warpgroup holds D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i] in
  * d[4 * j + 2 * h + i]. `add` false: D is overwritten. */
@@ -13,39 +13,25 @@ HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][K] B[N][K]^T in fp3
 namespace dmk
 {
 
-/* bf16, K = 16: A in registers, a[i] two neighbours in K. */
-template <int N>
-__device__ __forceinline__ void wgmma_bf16_rs(float (&d)[N / 2], const uint32_t (&a)[4],
-                                              uint64_t b, int add);
-
 /* E4M3, K = 32: both operands in shared memory. */
 template <int N>
 __device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int add);
 '''
 
 
-def wrapper(n, rs):
+def wrapper(n):
     regs = n // 2
     d = [f'%{i}' for i in range(regs)]
     lines = []
     for i in range(0, regs, 8):
         lines.append('"' + ', '.join(d[i:i + 8]) + (', "' if i + 8 < regs else '"'))
     body = '\n                 '.join(lines)
-    if rs:
-        sig = (f'template <>\n__device__ __forceinline__ void wgmma_bf16_rs<{n}>(float (&d)[{regs}], '
-               f'const uint32_t (&a)[4],\n                                                  uint64_t b, int add)')
-        name = f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16'
-        a = ', '.join(f'%{regs + i}' for i in range(4))
-        tail = f'"}}, {{{a}}}, %{regs + 4}, p, 1, 1, 0;\\n}}"'
-        pred = regs + 5
-        inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)'
-    else:
-        sig = (f'template <>\n__device__ __forceinline__ void wgmma_e4m3_ss<{n}>(float (&d)[{regs}], '
-               f'uint64_t a, uint64_t b,\n                                                  int add)')
-        name = f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3'
-        tail = f'"}}, %{regs}, %{regs + 1}, p, 1, 1;\\n}}"'
-        pred = regs + 2
-        inputs = '"l"(a), "l"(b), "r"(add)'
+    sig = (f'template <>\n__device__ __forceinline__ void wgmma_e4m3_ss<{n}>(float (&d)[{regs}], '
+           f'uint64_t a, uint64_t b,\n                                                  int add)')
+    name = f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3'
+    tail = f'"}}, %{regs}, %{regs + 1}, p, 1, 1;\\n}}"'
+    pred = regs + 2
+    inputs = '"l"(a), "l"(b), "r"(add)'
     outs = []
     for i in range(0, regs, 4):
         outs.append(', '.join(f'"+f"(d[{j}])' for j in range(i, min(i + 4, regs))))
@@ -65,10 +51,8 @@ def wrapper(n, rs):
 
 def main():
     text = HEAD
-    for n in (8, 16, 24, 32, 64, 96, 128):
-        text += wrapper(n, True)
-    for n in range(16, 161, 16):
-        text += wrapper(n, False)
+    for n in range(16, 129, 16):
+        text += wrapper(n)
     sys.stdout.write(text + '\n} // namespace dmk\n')
 
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-/* Makes initialised barriers visible to the copy engine and to the other blocks of the cluster. */
+/* Makes initialised barriers visible to the copy engine. */
 __device__ __forceinline__ void mbar_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -38,16 +38,6 @@ __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
 __device__ __forceinline__ void mbar_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-/* The same barrier in block `rank` of the cluster. */
-__device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar, uint32_t rank)
-{
-    asm volatile("{\n.reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-                 "r"(rank)
-                 : "memory");
 }
 
 __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
@@ -69,17 +59,6 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
-/* A box of a 2D tensor map, at column x and row y, to every block in `mask`. Plain bulk copies can be
- * multicast as well, but at a tenth of the speed. */
-__device__ __forceinline__ void tensor_load_multicast(uint32_t dst, const void *map, int32_t x, int32_t y,
-                                                      uint32_t bar, uint16_t mask)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
-                 "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
                  : "memory");
 }
 
@@ -129,11 +108,6 @@ __device__ __forceinline__ void bar_sync(uint32_t id, uint32_t n_threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
-__device__ __forceinline__ void bar_arrive(uint32_t id, uint32_t n_threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
-}
-
 /* --- launches that overlap --- */
 
 /* Waits until the launches this one depends on are complete and their stores visible. */
@@ -145,21 +119,6 @@ __device__ __forceinline__ void grid_wait()
 __device__ __forceinline__ void grid_launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-/* --- clusters --- */
-
-__device__ __forceinline__ uint32_t cluster_rank()
-{
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* --- registers of a warpgroup --- */
