@@ -12,7 +12,7 @@
  * its weights leave memory once. Clusters that share the weights by multicast were slower (docs/PERF.md). */
 #include "kernels/cuda/moe.h"
 
-#include <cuda_bf16.h>
+#include "kernels/cuda/moe_fp8.cuh"
 #include "kernels/cuda/moe_sm90.cuh"
 #include "kernels/cuda/moe_wgmma.cuh"
 
@@ -21,15 +21,12 @@ namespace
 
 using namespace dmk;
 
-constexpr uint32_t N_MAX = 128;
-constexpr uint32_t WIDTH_STEP = 16; /* of token tiles */
 constexpr uint32_t N_THREADS = 384; /* warpgroup 0 copies */
 constexpr uint32_t N_STAGES = 4;
 constexpr uint32_t W_BYTES = 128 * 128; /* a tile of 128 rows, 128 columns */
 constexpr uint32_t STAGE_TOKENS = 2 * W_BYTES;
 constexpr uint32_t STAGE_SCALES = STAGE_TOKENS + N_MAX * 128;
 constexpr uint32_t STAGE = STAGE_SCALES + 1024;
-constexpr uint32_t MAX_EXPERTS = 256;
 constexpr uint32_t SMEM_STAGES = 0;
 constexpr uint32_t SMEM_IMAGE = N_STAGES * STAGE;          /* [N_MAX][128] quantised z */
 constexpr uint32_t SMEM_AMAX = SMEM_IMAGE + N_MAX * 128;   /* [16][N_MAX/2] words */
@@ -61,66 +58,7 @@ __device__ __forceinline__ float sigmoid(float x)
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-__device__ __forceinline__ void quant_scales(float amax, float *scale, float *inv)
-{
-    amax = fmaxf(amax, 0x1p-100f);
-    *scale = __fdiv_rn(amax, 448.0f);
-    *inv = __fdiv_rn(448.0f, amax);
-}
-
-/* lo in the low byte */
-__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi)
-{
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
-    return pair;
-}
-
-/* Where a block's scale of a position stands: the four that a thread needs of 16 tokens lie together. */
-__device__ __forceinline__ uint32_t scale_at(uint32_t position)
-{
-    return (position & ~15u) | (position >> 1 & 3) << 2 | (position >> 3 & 1) << 1 | (position & 1);
-}
-
 /* --- the work of the device --- */
-
-/* How an expert's n tokens are cut: tiles of one width. */
-__device__ __forceinline__ uint32_t tile_count(uint32_t n)
-{
-    return (n + N_MAX - 1) / N_MAX;
-}
-
-__device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
-{
-    return ((n + n_tiles - 1) / n_tiles + WIDTH_STEP - 1) / WIDTH_STEP * WIDTH_STEP;
-}
-
-/* table[e]: tiles before expert e; pos[e]: its first position. One warp. */
-__device__ void count_tiles(const uint32_t *begin, uint32_t n_experts, uint32_t *table, uint32_t *pos)
-{
-    uint32_t lane = threadIdx.x % 32, sum_tiles = 0, sum_pos = 0;
-    for (uint32_t first = 0; first < n_experts; first += 32) {
-        uint32_t e = first + lane, n = e < n_experts ? begin[e + 1] - begin[e] : 0;
-        uint32_t tiles = tile_count(n), padded = (n + 15) / 16 * 16;
-        uint32_t upto = tiles, upto_pos = padded;
-        for (uint32_t i = 1; i < 32; i *= 2) {
-            uint32_t a = __shfl_up_sync(0xffffffffu, upto, i);
-            uint32_t b = __shfl_up_sync(0xffffffffu, upto_pos, i);
-            upto += lane >= i ? a : 0;
-            upto_pos += lane >= i ? b : 0;
-        }
-        if (e < n_experts) {
-            table[e] = sum_tiles + upto - tiles;
-            pos[e] = sum_pos + upto_pos - padded;
-        }
-        sum_tiles += __shfl_sync(0xffffffffu, upto, 31);
-        sum_pos += __shfl_sync(0xffffffffu, upto_pos, 31);
-    }
-    if (lane == 0) {
-        table[n_experts] = sum_tiles;
-        pos[n_experts] = sum_pos;
-    }
-}
 
 struct item {
     uint32_t expert, part; /* part: pair of row tiles */
@@ -529,110 +467,6 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_fp8(const __grid_constant__ 
     grid_launch_dependents();
 }
 
-/* --- quantising x --- */
-
-struct quant_params {
-    const uint16_t *x;
-    const uint32_t *expert_begin, *row_slots;
-    uint8_t *out;
-    float *scales;
-    uint32_t n_rows, k, n_experts, cols, n_positions;
-};
-
-constexpr uint32_t QUANT_THREADS = 384;
-
-/* A block takes whole rows; 16 threads a group of 128 columns; every slot of the row gets the same bytes. */
-__global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_constant__ quant_params p)
-{
-    __shared__ uint32_t table[MAX_EXPERTS + 1], pos[MAX_EXPERTS + 1], begin[MAX_EXPERTS + 1];
-    __shared__ uint32_t position[16];
-    grid_wait();
-    if (threadIdx.x < 32) {
-        count_tiles(p.expert_begin, p.n_experts, table, pos);
-    }
-    for (uint32_t e = threadIdx.x; e <= p.n_experts; e += QUANT_THREADS) {
-        begin[e] = p.expert_begin[e];
-    }
-    __syncthreads();
-    const uint32_t lane = threadIdx.x % 16, n_kb = (p.cols + 127) / 128;
-    for (uint32_t row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
-        if (threadIdx.x < p.k) {
-            uint32_t slot = p.row_slots[(uint64_t)row * p.k + threadIdx.x], low = 0, high = p.n_experts;
-            while (high - low > 1) {
-                uint32_t mid = (low + high) / 2;
-                if (begin[mid] <= slot) {
-                    low = mid;
-                } else {
-                    high = mid;
-                }
-            }
-            position[threadIdx.x] = slot == 0xffffffffu ? slot : slot - begin[low] + pos[low];
-        }
-        __syncthreads();
-        for (uint32_t kb = threadIdx.x / 16; kb < (n_kb + 1) / 2 * 2; kb += QUANT_THREADS / 16) {
-            uint32_t c = kb * 128 + lane * 8;
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (c < p.cols) {
-                v = *(const uint4 *)(p.x + (uint64_t)row * p.cols + c);
-            }
-            const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-            float f[8], amax = 0.0f, scale, inv;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                f[i] = __uint_as_float(i % 2 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16);
-                amax = fmaxf(amax, fabsf(f[i]));
-            }
-#pragma unroll
-            for (int d = 1; d < 16; d *= 2) {
-                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
-            }
-            quant_scales(amax, &scale, &inv);
-            uint2 q;
-            q.x = e4m3_pair(f[0] * inv, f[1] * inv) | e4m3_pair(f[2] * inv, f[3] * inv) << 16;
-            q.y = e4m3_pair(f[4] * inv, f[5] * inv) | e4m3_pair(f[6] * inv, f[7] * inv) << 16;
-            for (uint32_t i = 0; i < p.k && kb < n_kb; i++) {
-                if (position[i] == 0xffffffffu) {
-                    continue;
-                }
-                uint64_t at = (uint64_t)kb * p.n_positions + position[i];
-                *(uint2 *)(p.out + at * 128 + ((lane / 2) ^ (position[i] % 8)) * 16 + lane % 2 * 8) = q;
-                if (lane == 0) {
-                    p.scales[(uint64_t)kb * p.n_positions + scale_at(position[i])] = scale;
-                }
-            }
-        }
-        __syncthreads();
-    }
-    grid_launch_dependents();
-}
-
-uint32_t div_up(uint32_t a, uint32_t b)
-{
-    return (a + b - 1) / b;
-}
-
-template <typename P>
-cudaError_t launch(void (*kernel)(P), uint32_t grid, uint32_t block, uint32_t smem, cudaStream_t stream,
-                   const P &p)
-{
-    cudaError_t err =
-        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
-    if (err != cudaSuccess) {
-        return err;
-    }
-    cudaLaunchAttribute attr = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid);
-    config.blockDim = dim3(block);
-    config.dynamicSmemBytes = smem;
-    config.stream = stream;
-    config.attrs = &attr;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, p);
-}
-
 } // namespace
 
 struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32_t n_experts,
@@ -641,8 +475,8 @@ struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32
     struct dmk_moe_fp8_layout l;
     /* Tiles may read, and ignore, up to two of them past the last position. */
     l.n_positions = (n_rows * k + 16 * n_experts + 2 * N_MAX + 63) / 64 * 64;
-    l.x_blocks = div_up(hidden, 128);
-    l.z_blocks = div_up(inter, 128);
+    l.x_blocks = dmk::div_up(hidden, 128);
+    l.z_blocks = dmk::div_up(inter, 128);
     l.x = 0;
     l.z = l.x + (size_t)l.x_blocks * l.n_positions * 128;
     l.x_scales = l.z + (size_t)l.z_blocks * l.n_positions * 128;
@@ -671,10 +505,7 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
         dmk_moe_fp8_layout(a->n_rows, a->k, a->n_experts, a->gate_up.cols, a->down.cols);
     uint8_t *scratch = (uint8_t *)a->scratch;
     if (step == 0) {
-        quant_params q = {a->x,      a->expert_begin, a->row_slots,   scratch + l.x, (float *)(scratch + l.x_scales),
-                          a->n_rows, a->k,            a->n_experts, a->gate_up.cols, l.n_positions};
-        uint32_t grid = a->n_rows < (uint32_t)n_sms * 4 ? a->n_rows : (uint32_t)n_sms * 4;
-        return launch(moe_fp8_quantise, grid, QUANT_THREADS, 0, stream, q);
+        return dmk_moe_fp8_quantise(a, &l, (uint32_t)n_sms, stream);
     }
     const struct dmk_moe_matrix *m = step == 1 ? &a->gate_up : &a->down;
     struct params p = {};
@@ -690,8 +521,8 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
     p.n_experts = a->n_experts;
     p.n_positions = l.n_positions;
     p.rows = m->rows;
-    p.n_tiles = div_up(m->rows, 128);
-    p.n_kb = div_up(m->cols, 128);
+    p.n_tiles = dmk::div_up(m->rows, 128);
+    p.n_kb = dmk::div_up(m->cols, 128);
     p.alpha = a->alpha;
     p.limit = a->limit;
     return launch(step == 1 ? moe_fp8<true> : moe_fp8<false>, (uint32_t)n_sms, N_THREADS, SMEM_BYTES, stream, p);

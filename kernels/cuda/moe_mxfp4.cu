@@ -14,6 +14,7 @@
  * waits for the experts whose z it needs. */
 #include "kernels/cuda/moe.h"
 
+#include "kernels/cuda/moe_mxfp4.cuh"
 #include "kernels/cuda/moe_sm90.cuh"
 #include "kernels/pack.h"
 
@@ -28,7 +29,6 @@ constexpr uint32_t N_THREADS = N_WORKERS + 32;
 constexpr uint32_t STAGE = DMK_MXPACK_STAGE_BYTES;
 constexpr uint32_t MAX_EXPERTS = 128;
 constexpr uint32_t SMEM_MAX = 232448;
-constexpr uint32_t CODE_MASK = 0x01c001c0u, SIGN_MASK = 0x80008000u;
 
 /* Named barriers, one a group; 0 is __syncthreads. */
 constexpr uint32_t BAR_GROUP = 1;
@@ -82,69 +82,6 @@ struct ring {
         }
     }
 };
-
-/* Four numbers of a row and its neighbour 8 rows on, twice; see kernels/pack.c. The results count for
- * 2^126 times less than the codes. */
-__device__ __forceinline__ void decode(uint32_t word, uint32_t (&a)[4])
-{
-    a[0] = word & (CODE_MASK | SIGN_MASK);
-    a[1] = word << 3 & (CODE_MASK | SIGN_MASK);
-    a[2] = (word << 6 & CODE_MASK) | (word << 2 & SIGN_MASK);
-    a[3] = (word >> 3 & CODE_MASK) | (word << 1 & SIGN_MASK);
-}
-
-__device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t scale)
-{
-    uint32_t out;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(scale));
-    return out;
-}
-
-/* Byte i of `bytes` as the exponent of two bf16. */
-template <int I> __device__ __forceinline__ uint32_t scale_pair(uint32_t bytes)
-{
-    return __byte_perm(bytes, 0, 0x4040 | I << 8 | I) << 7;
-}
-
-__device__ __forceinline__ uint4 lds128(uint32_t addr)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(addr)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ uint32_t lds32(uint32_t addr)
-{
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void sts128(uint32_t addr, uint4 v)
-{
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint4 ldg128(const uint16_t *p)
-{
-    /* Past the first-level cache: z was written by other blocks of this launch. */
-    uint4 v;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ float sigmoid(float x)
-{
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
 
 /* Items before each expert. One warp. */
 template <int N>
@@ -254,22 +191,6 @@ __device__ void load_tokens(const struct params &p, const struct product &m, uin
             }
         }
     }
-}
-
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t addr)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr));
-}
-
-/* d[16][8] += a[16][16] b[16][8] */
-__device__ __forceinline__ void mma(float *d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-                 "{%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* 192 columns of a warp's 16 rows: acc += W x. codes, scales and tokens are the lane's own addresses. The
@@ -419,18 +340,6 @@ __device__ __forceinline__ void finish(const struct params &p, const struct prod
             }
         }
     }
-}
-
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
-{
-    uint32_t v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void add_release(uint32_t *p)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
 /* The groups: all items of one product. FUSED: gate_up reports an expert's finished items, down
