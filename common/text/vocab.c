@@ -3,6 +3,7 @@
  * damask serves one vocabulary, so a file is accepted only when its tokens are o200k_base, byte for byte;
  * a changed or cut file is refused instead of giving other tokens. Cold code, any thread. */
 #include "common/text/vocab.h"
+#include "common/base/hash.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -199,6 +200,47 @@ static struct dmk_vocab *vocab_new(void)
     return v;
 }
 
+uint64_t dmk_merge_hash(struct dmk_bytes left, struct dmk_bytes right)
+{
+    return dmk_hash64(right.data, right.len, dmk_hash64(left.data, left.len, left.len));
+}
+
+bool dmk_vocab_is_cut(const struct dmk_vocab *vocab, struct dmk_bytes token, size_t cut)
+{
+    return dmk_vocab_find(vocab, token.data, cut) != DMK_NO_TOKEN &&
+           dmk_vocab_find(vocab, token.data + cut, token.len - cut) != DMK_NO_TOKEN;
+}
+
+/* A file that lists merges lists those of o200k_base: every way to cut a token into two. */
+static int check_merges(const struct dmk_vocab *vocab, const char *path, struct dmk_error *reterr)
+{
+    struct dmk_merges all = {0};
+
+    if (vocab->merges.n == 0) {
+        return 0;
+    }
+    for (uint32_t id = 0; id < DMK_RANKS; id++) {
+        const struct dmk_bytes b = dmk_token_bytes(vocab, id);
+
+        for (size_t cut = 1; cut < b.len; cut++) {
+            if (dmk_vocab_is_cut(vocab, b, cut)) {
+                all.n++;
+                all.sum += dmk_merge_hash((struct dmk_bytes){b.data, cut},
+                                          (struct dmk_bytes){b.data + cut, b.len - cut});
+            }
+        }
+    }
+    if (vocab->merges.n != all.n || vocab->merges.sum != all.sum) {
+        return dmk_error_set(reterr, -DMK_EMISMATCH,
+                             "%s is damaged or of another model: model.merges has %llu entries of "
+                             "check sum %016llx, o200k_base has %llu of %016llx",
+                             path, (unsigned long long)vocab->merges.n,
+                             (unsigned long long)vocab->merges.sum, (unsigned long long)all.n,
+                             (unsigned long long)all.sum);
+    }
+    return 0;
+}
+
 int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *reterr)
 {
     char buf[PATH_BYTES];
@@ -236,6 +278,10 @@ int dmk_vocab_open(const char *path, struct dmk_vocab **ret, struct dmk_error *r
     if (r < 0) {
         r = dmk_error_set(reterr, r, "can not make the tables of the vocabulary %s: %s", path,
                           dmk_status_message(r));
+        goto out;
+    }
+    r = check_merges(v, path, reterr);
+    if (r < 0) {
         goto out;
     }
     *ret = v;

@@ -35,13 +35,19 @@ struct dmk_special {
     char text[31];
 };
 
+/* A list of merges, whatever their order: how many, and the sum of dmk_merge_hash. */
+struct dmk_merges {
+    uint64_t n, sum;
+};
+
 struct dmk_vocab {
     uint8_t *blob;
     uint32_t *offset; /* [DMK_RANKS + 1] into blob */
     struct dmk_token_slot *tokens;
-    uint64_t *pairs;  /* left id << 36 | right id << 18 | merged id, plus 1; 0: empty */
-    uint64_t *bloom;  /* a bit of dmk_pair_hash for each pair */
-    uint32_t n_added; /* ordinary tokens added so far, while loading */
+    uint64_t *pairs;          /* left id << 36 | right id << 18 | merged id, plus 1; 0: empty */
+    uint64_t *bloom;          /* a bit of dmk_pair_hash for each pair */
+    uint32_t n_added;         /* ordinary tokens added so far, while loading */
+    struct dmk_merges merges; /* that the file lists, while loading */
     size_t blob_cap;
     uint32_t byte_id[256];
     /* Whole characters as a start for merging instead of their bytes; see dmk_vocab_char. */
@@ -49,6 +55,12 @@ struct dmk_vocab {
     uint64_t crossed[256 * 4]; /* bit (last byte of the left, first byte of the right character) */
     struct dmk_special special[DMK_SPECIALS];
 };
+
+/* Whether the first `cut` bytes of the token and the rest are tokens: a merge, in the lists of files. */
+bool dmk_vocab_is_cut(const struct dmk_vocab *vocab, struct dmk_bytes token, size_t cut);
+
+/* Of the bytes of the two sides. */
+uint64_t dmk_merge_hash(struct dmk_bytes left, struct dmk_bytes right);
 
 /* The id of a byte string that is an ordinary token, or DMK_NO_TOKEN. */
 uint32_t dmk_vocab_find(const struct dmk_vocab *vocab, const uint8_t *data, size_t len);

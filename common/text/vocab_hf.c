@@ -1,13 +1,14 @@
 /* Reads the vocabulary out of a Hugging Face tokenizer.json. Cold code.
  *
- * Of the file only model.vocab and added_tokens are used: the merge list follows from the ranks, and the
- * splitter is our own. Token texts there are bytes written in GPT-2's alphabet of printable characters.
+ * Of the file only model.vocab and added_tokens are used: the splitter is our own, and the merge list follows from
+ * the ranks. A list that the file has is summed up here, so that a damaged one does not go unnoticed. Token texts there are bytes written in GPT-2's alphabet of printable characters.
  * Whether the tokens are the right ones is for the hash to say; that the special tokens have Harmony's ids
  * is checked here. */
 #include "common/text/vocab.h"
 #include "common/json/json.h"
 #include "common/text/utf8.h"
 #include <stdlib.h>
+#include <string.h>
 
 #define JSON_DEPTH   16   /* a real file has 6 */
 #define ALPHABET_END 324u /* code points below it stand for bytes */
@@ -116,6 +117,56 @@ static int add_tokens(struct dmk_vocab *vocab, const char *path, json_t *tokens,
     return 0;
 }
 
+/* One entry of model.merges: ["left","right"], or "left right" in files of older tools. */
+static int add_merge(struct dmk_vocab *vocab, const int16_t byte_of[ALPHABET_END], json_t *entry)
+{
+    uint8_t left[DMK_RANK_BYTES_MAX], right[DMK_RANK_BYTES_MAX];
+    const char *a, *b;
+    size_t a_len, b_len;
+
+    if (json_is_array(entry) && json_array_size(entry) == 2) {
+        json_t *first = json_array_get(entry, 0), *second = json_array_get(entry, 1);
+
+        a = json_string_value(first), a_len = json_string_length(first);
+        b = json_string_value(second), b_len = json_string_length(second);
+    } else {
+        const char *blank;
+
+        a = json_string_value(entry);
+        blank = a ? strchr(a, ' ') : NULL; /* a blank in a token is spelled U+0120 */
+        b = blank ? blank + 1 : NULL;
+        a_len = blank ? (size_t)(blank - a) : 0;
+        b_len = blank ? json_string_length(entry) - a_len - 1 : 0;
+    }
+    const int n_left = a ? decode_token(byte_of, a, a_len, left) : -1;
+    const int n_right = b ? decode_token(byte_of, b, b_len, right) : -1;
+    if (n_left <= 0 || n_right <= 0) {
+        return -DMK_EFORMAT;
+    }
+    vocab->merges.n++;
+    vocab->merges.sum += dmk_merge_hash((struct dmk_bytes){left, (size_t)n_left},
+                                        (struct dmk_bytes){right, (size_t)n_right});
+    return 0;
+}
+
+static int add_merges(struct dmk_vocab *vocab, const char *path, json_t *merges,
+                      struct dmk_error *reterr)
+{
+    int16_t byte_of[ALPHABET_END];
+    json_t *entry;
+    size_t i;
+
+    fill_alphabet(byte_of);
+    json_array_foreach(merges, i, entry)
+    {
+        if (add_merge(vocab, byte_of, entry) < 0) {
+            return dmk_error_set(reterr, -DMK_EFORMAT,
+                                 "%s: entry %zu of model.merges is not two tokens", path, i);
+        }
+    }
+    return 0;
+}
+
 static int check_added(const struct dmk_vocab *vocab, const char *path, json_t *added,
                        struct dmk_error *reterr)
 {
@@ -170,6 +221,9 @@ int dmk_vocab_read_hf(struct dmk_vocab *vocab, const char *path, struct dmk_byte
         goto out;
     }
     r = add_tokens(vocab, path, tokens, text, text_len, reterr);
+    if (r == 0) {
+        r = add_merges(vocab, path, json_object_get(model, "merges"), reterr);
+    }
     if (r == 0) {
         r = check_added(vocab, path, json_object_get(root, "added_tokens"), reterr);
     }

@@ -98,8 +98,7 @@ static void put_merges(const struct dmk_vocab *vocab, uint32_t id, bool *first, 
     const struct dmk_bytes b = dmk_token_bytes(vocab, id);
 
     for (size_t cut = 1; cut < b.len; cut++) {
-        if (dmk_vocab_find(vocab, b.data, cut) == DMK_NO_TOKEN ||
-            dmk_vocab_find(vocab, b.data + cut, b.len - cut) == DMK_NO_TOKEN) {
+        if (!dmk_vocab_is_cut(vocab, b, cut)) {
             continue;
         }
         dmk_buf_puts(out, *first ? "[\"" : ",[\"");

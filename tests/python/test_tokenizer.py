@@ -199,7 +199,7 @@ def byte_alphabet():
 
 @pytest.fixture(scope="module")
 def hf_file(harmony):
-    """A tokenizer.json as a dict, as a checkpoint has it but for the merges, which are not read."""
+    """A tokenizer.json as a dict, as a checkpoint has it but for the merges: ranks say the same."""
     table = byte_alphabet()
     vocab = {"".join(table[b] for b in harmony.decode_single_token_bytes(i)): i for i in range(199998)}
     added = [
@@ -215,6 +215,32 @@ def test_huggingface_file(hf_file, harmony, tmp_path):
     path.write_text(json.dumps(hf_file))
     texts = [b"hello world", "I'LL 你好, 123456".encode(), b"\xff\x00"]
     assert frames(texts, vocab=path) == frames(texts, vocab=tmp_path) == frames(texts)
+
+
+def test_merges_of_a_huggingface_file(hf_file, tmp_path):
+    """Every way to cut a token into two tokens, in any order; a list with one of them gone is a damaged file."""
+    vocab = hf_file["model"]["vocab"]
+    merges = [[t[:i], t[i:]] for t in vocab for i in range(1, len(t)) if t[:i] in vocab and t[i:] in vocab]
+    assert len(merges) == 446189  # as many as the published file has
+    random.Random(SEED).shuffle(merges)
+    other = [[merges[0][1], merges[0][0]], *merges[1:]]
+    path = tmp_path / "tokenizer.json"
+    for name, listed, sentence in [
+        ("pairs", merges, None),
+        ("lines", [" ".join(m) for m in merges], None),
+        ("one gone", merges[1:], "model.merges has 446188 entries"),
+        ("one twice", [*merges[1:], merges[1]], "model.merges has 446189 entries of check sum"),
+        ("one turned round", other, "model.merges has 446189 entries of check sum"),
+        ("no pair", [*merges[1:], "hello"], "entry 446188 of model.merges is not two tokens"),
+    ]:
+        document = {**hf_file, "model": {**hf_file["model"], "merges": listed}}
+        path.write_text(json.dumps(document))
+        if sentence is None:
+            assert frames([b"hello world"], vocab=path) == frames([b"hello world"])
+            continue
+        done = run("--vocab", path, ok=False)
+        assert done.returncode == 1, name
+        assert sentence in done.stderr.decode() and str(path) in done.stderr.decode(), (name, done.stderr)
 
 
 def test_faulty_files(hf_file, tmp_path):

@@ -68,6 +68,17 @@ static const struct vector vectors[] = {
     V("aaaaaa", 45037, 3545),
     V("xxxxxxx", 30950, 49993),
     V("We'VE", 2167, 6, 19511),
+    /* Where the splitters of other vocabularies cut otherwise. */
+    V("don't", 91418),
+    V("DON'T", 134882, 51532),
+    V("it's", 64190),
+    V("it\u2019s", 278, 802),
+    V("I'LL we've", 40, 6, 7454, 24716),
+    V("HTTPSession", 129093, 1685),
+    V("camelCase", 178067, 6187),
+    V("12345678", 7633, 19354, 4388),
+    V(" 4", 220, 19),
+    V("path//\n/x", 4189, 22704, 14, 87),
 };
 
 static void encode(const struct fixture *f, const char *text, size_t len, struct dmk_ids *ids)
@@ -124,6 +135,31 @@ static const struct repeated repeats[] = {
     {"", "\n", 10000, "", {{64469, 625}}},        {"", " ", 10000, "", {{72056, 78}, {408, 1}}},
     {"", "'s", 10000, "", {{885, 10000}}},        {"", "x", 1000000, "", {{92984, 125000}}},
 };
+
+/* Endless words of which only the number of tokens is named: as many as tiktoken's. */
+static void test_counts_of_endless_words(void **state)
+{
+    static const struct {
+        const char *unit;
+        size_t n, n_ids;
+    } words[] = {{"a", 100000, 12500},     {"_", 50000, 782},    {"=", 100000, 1562},
+                 {"\u6f22", 20000, 20000}, {"ab", 50000, 25000}, {"0", 100000, 33334}};
+    const struct fixture *f = *state;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        struct dmk_buf text;
+        struct dmk_ids ids;
+
+        dmk_buf_init(&text, 0);
+        for (size_t k = 0; k < words[i].n; k++) {
+            dmk_buf_puts(&text, words[i].unit);
+        }
+        encode(f, text.data, text.len, &ids);
+        assert_int_equal(ids.len, words[i].n_ids);
+        dmk_ids_fini(&ids);
+        dmk_buf_fini(&text);
+    }
+}
 
 static void test_repeats(void **state)
 {
@@ -349,10 +385,15 @@ static void test_bounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),           cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_long_word_between), cmocka_unit_test(test_specials),
-        cmocka_unit_test(test_all_specials),      cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_round_trip),        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_counts_of_endless_words),
+        cmocka_unit_test(test_long_word_between),
+        cmocka_unit_test(test_specials),
+        cmocka_unit_test(test_all_specials),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_bounds),
     };
 
     return cmocka_run_group_tests(tests, fixture_open, fixture_close);
