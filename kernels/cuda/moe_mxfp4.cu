@@ -250,10 +250,12 @@ __device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_
     const uint32_t reader = n_done % N_GROUPS, phase = n_done / PARTS;
     const uint32_t at = part + buf * layout<N>::PART + thread * 16;
     const uint32_t full = bars + buf * 16, empty = full + 8;
+    /* The reader waits too: a group may be ahead of the others by more items than there are buffers, and would
+     * then take an older phase of `full` for its own, since a wait tells phases by their parity. */
+    if (phase > 0) {
+        mbar_wait(empty, (phase - 1) % 2);
+    }
     if (group != reader) {
-        if (phase > 0) {
-            mbar_wait(empty, (phase - 1) % 2);
-        }
         const uint32_t slot = group - (group > reader);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
