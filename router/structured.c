@@ -118,7 +118,7 @@ static int choose_named(const json_t *v, const char *param, struct dmk_conv *con
                         struct dmk_api_error *reterr)
 {
     struct dmk_conv_view *view = dmk_conv_edit(conv);
-    struct dmk_str name;
+    struct dmk_str name = {0};
     size_t i;
     const int rc = read_name(v, param, &name, reterr);
 

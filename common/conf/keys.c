@@ -142,6 +142,9 @@ static bool is_key(struct dmk_str sent, struct dmk_str key)
 {
     unsigned char differs = sent.len != key.len;
 
+    if (key.len == 0) {
+        return false; /* an empty key opens nothing */
+    }
     for (size_t i = 0; i < sent.len; i++) {
         differs |= (unsigned char)(sent.data[i] ^ key.data[i % key.len]);
     }

@@ -213,23 +213,34 @@ static int read_edges(struct dmk_automaton *a, struct reader *r, struct dmk_erro
     return 0;
 }
 
+/* Everything that the blob holds, in the order in which it lies there. */
+static int read_tables(struct dmk_automaton *a, struct dmk_bytes blob, struct dmk_error *reterr)
+{
+    struct reader reader;
+    int r = read_head(a, blob, reterr);
+
+    if (r != 0) {
+        return r;
+    }
+    r = allocate(a);
+    if (r != 0) {
+        return r;
+    }
+    reader.at = blob.data + HEAD_BYTES;
+    r = read_rules(a, &reader, reterr);
+    r = r != 0 ? r : read_states(a, &reader, reterr);
+    return r != 0 ? r : read_edges(a, &reader, reterr);
+}
+
 int dmk_automaton_load(struct dmk_bytes blob, struct dmk_automaton **ret, struct dmk_error *reterr)
 {
     struct dmk_automaton *a = calloc(1, sizeof(*a));
-    struct reader reader = {NULL};
     int r;
 
     if (!a) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for a constraint");
     }
-    r = read_head(a, blob, reterr);
-    if (r == 0) {
-        reader.at = blob.data + HEAD_BYTES;
-        r = allocate(a);
-    }
-    r = r < 0 ? r : read_rules(a, &reader, reterr);
-    r = r < 0 ? r : read_states(a, &reader, reterr);
-    r = r < 0 ? r : read_edges(a, &reader, reterr);
+    r = read_tables(a, blob, reterr);
     r = r < 0 ? r : dmk_automaton__prepare(a, reterr);
     if (r < 0) {
         if (r == -DMK_ENOMEM) {

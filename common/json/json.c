@@ -94,6 +94,7 @@ static size_t find_lone_surrogate(struct dmk_str text, size_t at)
 /* A copy of the text in which lone surrogates, the first of which is at, are U+FFFD; NULL: no memory. */
 static char *repair_surrogates(struct dmk_str text, size_t at)
 {
+    static const char digits[] = {'f', 'f', 'f', 'd'};
     char *copy = malloc(text.len);
 
     if (!copy) {
@@ -101,7 +102,7 @@ static char *repair_surrogates(struct dmk_str text, size_t at)
     }
     memcpy(copy, text.data, text.len);
     while (at < text.len) {
-        memcpy(copy + at + 2, "fffd", 4);
+        memcpy(copy + at + 2, digits, sizeof(digits));
         at = find_lone_surrogate(text, at + 6);
     }
     return copy;

@@ -13,6 +13,7 @@
 
 typedef Google__Protobuf__FileDescriptorProto file_desc;
 typedef Google__Protobuf__DescriptorProto message_desc;
+typedef Grpc__Reflection__V1__ServerReflectionRequest request_msg;
 typedef Grpc__Reflection__V1__ServerReflectionResponse response_msg;
 
 struct dmk_rpc__reflect {
@@ -150,6 +151,9 @@ static const file_desc *find_file(const struct dmk_rpc__reflect *reflect, const 
 
 static const file_desc *find_symbol(const struct dmk_rpc__reflect *reflect, const char *symbol)
 {
+    if (!symbol) {
+        return NULL;
+    }
     for (size_t i = 0; i < reflect->set->n_file; i++) {
         const file_desc *f = reflect->set->file[i];
         const char *rest = behind(symbol, f->package ? f->package : "");
@@ -165,21 +169,33 @@ static const file_desc *find_symbol(const struct dmk_rpc__reflect *reflect, cons
 
 /* ---- answers ---- */
 
-static void send_error(struct dmk_rpc_stream *stream, response_msg *response, const char *text)
+/* An answer to the request, without its contents; a view of the request. */
+static response_msg begin_answer(request_msg *request)
 {
+    response_msg response = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
+
+    response.valid_host = request->host;
+    response.original_request = request;
+    return response;
+}
+
+static void send_error(struct dmk_rpc_stream *stream, request_msg *request, const char *text)
+{
+    response_msg response = begin_answer(request);
     Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
 
     error.error_code = DMK_RPC_NOT_FOUND;
     error.error_message = (char *)(uintptr_t)text; /* only read */
-    response->message_response_case =
+    response.message_response_case =
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ERROR_RESPONSE;
-    response->error_response = &error;
-    (void)dmk_rpc_send_message(stream, &response->base); /* a dead stream is closed by its end */
+    response.error_response = &error;
+    (void)dmk_rpc_send_message(stream, &response.base); /* a dead stream is closed by its end */
 }
 
 static void send_services(const struct dmk_rpc__reflect *reflect, struct dmk_rpc_stream *stream,
-                          response_msg *response)
+                          request_msg *request)
 {
+    response_msg response = begin_answer(request);
     Grpc__Reflection__V1__ListServiceResponse list =
         GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
     Grpc__Reflection__V1__ServiceResponse rows[MAX_SERVICES];
@@ -193,10 +209,10 @@ static void send_services(const struct dmk_rpc__reflect *reflect, struct dmk_rpc
     }
     list.service = ptrs;
     list.n_service = reflect->n_services;
-    response->message_response_case =
+    response.message_response_case =
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_LIST_SERVICES_RESPONSE;
-    response->list_services_response = &list;
-    (void)dmk_rpc_send_message(stream, &response->base);
+    response.list_services_response = &list;
+    (void)dmk_rpc_send_message(stream, &response.base);
 }
 
 static void add_file(const file_desc **files, size_t *n, const file_desc *file)
@@ -211,8 +227,9 @@ static void add_file(const file_desc **files, size_t *n, const file_desc *file)
 
 /* The file and all that it imports, the file first. */
 static void send_file(const struct dmk_rpc__reflect *reflect, struct dmk_rpc_stream *stream,
-                      response_msg *response, const file_desc *file)
+                      request_msg *request, const file_desc *file)
 {
+    response_msg response = begin_answer(request);
     Grpc__Reflection__V1__FileDescriptorResponse answer =
         GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
     ProtobufCBinaryData bytes[MAX_FILES];
@@ -220,7 +237,7 @@ static void send_file(const struct dmk_rpc__reflect *reflect, struct dmk_rpc_str
     size_t n = 0;
 
     if (!file) {
-        send_error(stream, response, "there is nothing of this name here");
+        send_error(stream, request, "there is nothing of this name here");
         return;
     }
     add_file(files, &n, file);
@@ -240,10 +257,10 @@ static void send_file(const struct dmk_rpc__reflect *reflect, struct dmk_rpc_str
     }
     answer.file_descriptor_proto = bytes;
     answer.n_file_descriptor_proto = n;
-    response->message_response_case =
+    response.message_response_case =
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_FILE_DESCRIPTOR_RESPONSE;
-    response->file_descriptor_response = &answer;
-    (void)dmk_rpc_send_message(stream, &response->base);
+    response.file_descriptor_response = &answer;
+    (void)dmk_rpc_send_message(stream, &response.base);
     for (size_t i = 0; i < n; i++) {
         free(bytes[i].data);
     }
@@ -252,29 +269,25 @@ static void send_file(const struct dmk_rpc__reflect *reflect, struct dmk_rpc_str
 static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes message)
 {
     const struct dmk_rpc__reflect *reflect = ud;
-    Grpc__Reflection__V1__ServerReflectionRequest *request =
+    request_msg *request =
         grpc__reflection__v1__server_reflection_request__unpack(NULL, message.len, message.data);
-    response_msg response = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
 
     if (!request) {
         dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "the request can not be read");
         return;
     }
-    response.valid_host = request->host;
-    response.original_request = request;
     switch (request->message_request_case) {
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_LIST_SERVICES:
-        send_services(reflect, stream, &response);
+        send_services(reflect, stream, request);
         break;
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_BY_FILENAME:
-        send_file(reflect, stream, &response, find_file(reflect, request->file_by_filename));
+        send_file(reflect, stream, request, find_file(reflect, request->file_by_filename));
         break;
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_SYMBOL:
-        send_file(reflect, stream, &response,
-                  find_symbol(reflect, request->file_containing_symbol));
+        send_file(reflect, stream, request, find_symbol(reflect, request->file_containing_symbol));
         break;
     default:
-        send_error(stream, &response, "no message here has extensions");
+        send_error(stream, request, "no message here has extensions");
         break;
     }
     grpc__reflection__v1__server_reflection_request__free_unpacked(request, NULL);

@@ -2,6 +2,7 @@
 #include "common/schema/chars.h"
 
 #include <string.h>
+#include "common/base/assert.h"
 
 #define SURROGATE_FIRST 0xd800u
 #define SURROGATE_LAST  0xdfffu
@@ -142,10 +143,10 @@ static void join_sequence(struct dmk_build *b, uint32_t first, uint32_t last, bo
                           uint32_t from, uint32_t to)
 {
     uint8_t x[4], y[4];
-    const unsigned n = utf8_put(first, x);
+    const unsigned n = utf8_put(first, x), n_last = utf8_put(last, y);
     uint32_t at = from;
 
-    (void)utf8_put(last, y);
+    dmk_assert(n == n_last);
     if (n == 1) {
         join_byte(b, x[0], y[0], tick, from, to);
         return;

@@ -360,7 +360,8 @@ void dmk_build__determine(struct dmk_build *b, struct dmk_piece piece, struct dm
     w.list = calloc(b->n_nodes + 1, sizeof(*w.list));
     if (!w.mark || !w.list) {
         dmk_build_fail(b, "there is no memory for it");
-    } else {
+    } else if (dmk_build__grow(b, &w.pool, 0, &w.cap_pool, sizeof(*w.pool))) {
+        /* The pool is there from the start: even an empty set lies in it. */
         begin_list(&w);
         add_node(&w, piece.in);
         w.tick = w.gate = false; /* nothing was entered yet */

@@ -283,6 +283,23 @@ static void build_object(struct dmk_build *b, const struct object *o, uint32_t *
     dmk_build_end(b, dmk_piece_nodes(b, in, out, in), 0, DMK_BUILD_NO_MAX);
 }
 
+/* The rule of an object that has been read; nodes holds 2 * (MAX_PROPERTIES + 1). */
+static uint32_t make_rule(struct dmk_schemas *s, struct object *o, uint32_t *nodes)
+{
+    uint32_t rule;
+
+    if (o->n == 0 && o->further && o->further_rule == dmk_values_any(&s->values)) {
+        return dmk_values_any_object(&s->values);
+    }
+    if (o->further) {
+        o->key_rule = make_key_rule(s, o);
+    }
+    rule = dmk_build_declare(s->build);
+    dmk_build_begin(s->build, rule);
+    build_object(s->build, o, nodes, nodes + MAX_PROPERTIES + 1);
+    return rule;
+}
+
 int dmk_schema__object(struct dmk_schemas *s, const struct dmk_job *job, json_t *schema,
                        uint32_t *ret_rule)
 {
@@ -291,17 +308,13 @@ int dmk_schema__object(struct dmk_schemas *s, const struct dmk_job *job, json_t 
     int r;
 
     o.members = calloc(MAX_PROPERTIES, sizeof(*o.members));
-    r = nodes && o.members ? read_object(s, job, schema, &o)
-                           : dmk_schema__bad(s, job, "there is no memory for it");
-    if (r == 0 && o.n == 0 && o.further && o.further_rule == dmk_values_any(&s->values)) {
-        *ret_rule = dmk_values_any_object(&s->values);
-    } else if (r == 0) {
-        if (o.further) {
-            o.key_rule = make_key_rule(s, &o);
+    if (nodes && o.members) {
+        r = read_object(s, job, schema, &o);
+        if (r == 0) {
+            *ret_rule = make_rule(s, &o, nodes);
         }
-        *ret_rule = dmk_build_declare(s->build);
-        dmk_build_begin(s->build, *ret_rule);
-        build_object(s->build, &o, nodes, nodes + MAX_PROPERTIES + 1);
+    } else {
+        r = dmk_schema__bad(s, job, "there is no memory for it");
     }
     free(nodes);
     free(o.members);
