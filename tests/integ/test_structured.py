@@ -6,10 +6,15 @@ final channel, brings the turns to their constrained part.
 """
 
 import json
+import threading
 
 import jsonschema
 import openai
 import pytest
+
+from cluster import Cluster
+from conftest import pools_balance
+from test_faults import busy, kill
 
 HI = [{"role": "user", "content": "Hi"}]
 MODEL = "gpt-oss-tiny"
@@ -154,3 +159,27 @@ def test_refused(client, body, param, says):
     with pytest.raises(openai.BadRequestError) as e:
         client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1, **body)
     assert e.value.body["param"] == param and says in e.value.body["message"]
+
+
+def test_the_same_after_the_prefill_worker_was_lost(build, model):
+    """A retry brings the constraint along: the answer is the one that comes when nothing dies."""
+    schema = SCHEMAS["record"]
+    form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
+    with Cluster(build, model, prefill=2, decode=1, threads=1, name="structured-lost",
+                 prefill_args=["--chunk-tokens", "64"], decode_args=["--local-prefill-below", "0"]) as c:
+        client = openai.OpenAI(base_url=c.url + "/v1", api_key="none", max_retries=0, timeout=120)
+        answers = {}
+
+        def run(name):
+            answers[name] = ask(client, bias=TO_FINAL, seed=5, response_format=form,
+                                messages=[{"role": "user", "content": "word " * 1500}]).choices[0]
+
+        lost = threading.Thread(target=run, args=["lost"], daemon=True)
+        lost.start()
+        kill(busy(c.prefill))
+        lost.join(120)
+        run("whole")
+        assert answers["lost"] == answers["whole"]
+        assert answers["whole"].finish_reason == "stop"
+        jsonschema.validate(json.loads(answers["whole"].message.content), schema)
+        pools_balance(c.decode[0], 30)
