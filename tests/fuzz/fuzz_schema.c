@@ -6,6 +6,14 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/words.h"
 
+/* What the compiler may never hand to a worker. A sentence may well quote the words out of the schema. */
+static bool is_damaged(const char *text)
+{
+    static const char says[] = "the constraint is damaged";
+
+    return strncmp(text, says, sizeof(says) - 1) == 0;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const struct dmk_str text = {(const char *)data + 1, size ? size - 1 : 0};
@@ -32,8 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         r = dmk_constraint_from_json_schema(text, "schema", DMK_CONSTRAIN_ALL, &blob, &err);
     }
     if (r < 0) {
-        dmk_assert(err.status == 400 && err.text[0] && blob.len == 0 &&
-                   !strstr(err.text, "the constraint is damaged"));
+        dmk_assert(err.status == 400 && err.text[0] && blob.len == 0 && !is_damaged(err.text));
     } else {
         dmk_assert(dmk_automaton_load(dmk_buf_bytes(&blob), &a, NULL) == 0);
         dmk_assert(fuzz_walk(a, data, size));
