@@ -159,15 +159,15 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
 {
     uint32_t quad = lane & 3, key = note.block * 64 + 16 * warp + lane / 4;
     float s[4];
-    uint64_t k_tile = wgmma_tile(stage);
-    uint64_t q_tile = wgmma_tile(stage + ATTN_PAGE_BYTES);
-    wgmma_fence();
+    uint64_t k_tile = dmk_wgmma_desc(stage);
+    uint64_t q_tile = dmk_wgmma_desc(stage + ATTN_PAGE_BYTES);
+    dmk_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         wgmma_64x8_ss<0>(s, k_tile + 2 * i, q_tile + 2 * i, i > 0);
     }
-    wgmma_commit();
-    wgmma_wait<0>();
+    dmk_wgmma_commit();
+    dmk_wgmma_wait<0>();
     wgmma_hold(s);
 
     float top[2] = {ATTN_NONE, ATTN_NONE};
@@ -230,21 +230,21 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
     for (int i = 0; i < 4; i++) {
         st.o[i] = __fmul_rn(st.o[i], c[i & 1]);
     }
-    uint64_t v_tile = wgmma_tile(stage + 8192);
-    uint64_t w_tile = wgmma_tile(sh->weights);
-    wgmma_fence();
+    uint64_t v_tile = dmk_wgmma_desc(stage + 8192);
+    uint64_t w_tile = dmk_wgmma_desc(sh->weights);
+    dmk_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         wgmma_64x8_ss<1>(st.o, v_tile + 128 * i, w_tile + 2 * i, 1);
     }
-    wgmma_commit();
+    dmk_wgmma_commit();
     if (warp == 0) {
         uint32_t h = lane / 4;
         float sum = __fadd_rn(__fadd_rn(sh->sum[0][quad][h], sh->sum[1][quad][h]),
                               __fadd_rn(sh->sum[2][quad][h], sh->sum[3][quad][h]));
         st.sum_l = __fmaf_rn(st.sum_l, sum_c, sum);
     }
-    wgmma_wait<0>();
+    dmk_wgmma_wait<0>();
     wgmma_hold(st.o);
 }
 

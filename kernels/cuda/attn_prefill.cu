@@ -168,7 +168,7 @@ __device__ __forceinline__ void mul_qk(float (&s)[32], const uint32_t (&q)[4][4]
     for (int i = 0; i < 4; i++) {
         wgmma_64x64_rs<0>(s, q[i][0], q[i][1], q[i][2], q[i][3], tile_at(k + 2 * i), i > 0);
     }
-    wgmma_commit();
+    dmk_wgmma_commit();
 }
 
 __device__ __forceinline__ void mul_pv(float (&o)[32], const uint32_t (&w)[16], uint32_t v)
@@ -178,7 +178,7 @@ __device__ __forceinline__ void mul_pv(float (&o)[32], const uint32_t (&w)[16], 
         wgmma_64x64_rs<1>(o, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
                           tile_at(v + 128 * i), 1);
     }
-    wgmma_commit();
+    dmk_wgmma_commit();
 }
 
 /* Hides what rows at positions pos and pos + 1 must not see of a block. */
@@ -326,10 +326,10 @@ __device__ __forceinline__ void step(prefill_shared<WARPGROUPS> *sh, rows &st, f
     uint32_t here = it % STAGES, next = (it + 1) % STAGES;
     float c[2], old_m[2], old_l[2];
     dmk_mbar_wait(&sh->full[next], ((it + 1) / STAGES) & 1);
-    wgmma_fence();
+    dmk_wgmma_fence();
     mul_qk(s, q, tiles + next * 1024);
     mul_pv(st.o, w, tiles + here * 1024 + 512);
-    wgmma_wait<1>();
+    dmk_wgmma_wait<1>();
     wgmma_hold(s);
     if (MASKED) {
         mask(s, b, pos, window, lane);
@@ -339,7 +339,7 @@ __device__ __forceinline__ void step(prefill_shared<WARPGROUPS> *sh, rows &st, f
     }
     bool shrinks = softmax<NEW_SPLIT>(s, st, c);
     if (__any_sync(0xffffffffu, NEW_SPLIT || shrinks || st.l[0] < 0.0f || st.l[1] < 0.0f)) {
-        wgmma_wait<0>();
+        dmk_wgmma_wait<0>();
         wgmma_hold(st.o);
         if (NEW_SPLIT) {
             fold_split(st, old_m, old_l, total);
@@ -349,7 +349,7 @@ __device__ __forceinline__ void step(prefill_shared<WARPGROUPS> *sh, rows &st, f
             st.o[i] = NEW_SPLIT ? 0.0f : __fmul_rn(st.o[i], c[(i >> 1) & 1]);
         }
     } else {
-        wgmma_wait<0>();
+        dmk_wgmma_wait<0>();
         wgmma_hold(st.o);
     }
     if (lane == 0) {
@@ -379,7 +379,7 @@ __device__ void compute(const prefill_params &p, prefill_shared<WARPGROUPS> *sh,
 {
     uint32_t warp = thread / 32, lane = thread % 32, g = lane / 4;
     float *total = &sh->total[wg][0][thread];
-    const uint32_t tiles = (uint32_t)wgmma_tile(sh->stage[0]);
+    const uint32_t tiles = (uint32_t)dmk_wgmma_desc(sh->stage[0]);
     uint32_t n_work = p.n_tiles * p.n_kv_heads, it = 0, tile_it = 0;
     for (uint32_t work = blockIdx.x; work < n_work; work += gridDim.x, tile_it++) {
         uint32_t q[4][4], qb = tile_it & 1;
@@ -427,9 +427,9 @@ __device__ void compute(const prefill_params &p, prefill_shared<WARPGROUPS> *sh,
             float s[32], c[2];
             uint32_t w[16];
             dmk_mbar_wait(&sh->full[it % STAGES], (it / STAGES) & 1);
-            wgmma_fence();
+            dmk_wgmma_fence();
             mul_qk(s, q, tiles + it % STAGES * 1024);
-            wgmma_wait<0>();
+            dmk_wgmma_wait<0>();
             wgmma_hold(s);
             mask(s, b, pos, p.window, lane);
             softmax<true>(s, st, c);
@@ -442,9 +442,9 @@ __device__ void compute(const prefill_params &p, prefill_shared<WARPGROUPS> *sh,
                        total);
             walk<false>(sh, st, s, w, q, tiles, it, b, clear_end, pos, p.window, lane, total);
             walk<true>(sh, st, s, w, q, tiles, it, b, end, pos, p.window, lane, total);
-            wgmma_fence();
+            dmk_wgmma_fence();
             mul_pv(st.o, w, tiles + it % STAGES * 1024 + 512);
-            wgmma_wait<0>();
+            dmk_wgmma_wait<0>();
             wgmma_hold(st.o);
             if (lane == 0) {
                 dmk_mbar_arrive(&sh->empty[it % STAGES]);

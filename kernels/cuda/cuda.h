@@ -134,58 +134,16 @@ __device__ __forceinline__ float dmk_cuda_expf(float x)
     return x != x ? x : x < -87.3f ? 0.0f : p * s0 * s1;
 }
 
-/* Fast; for values that are rounded to bf16 or FP8 after it. */
-__device__ __forceinline__ float dmk_cuda_sigmoidf(float x)
-{
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
 /* ---- memory ---- */
-
-/* Weights are read once a step: they may pass by the first-level cache. */
-__device__ __forceinline__ uint4 dmk_load_stream(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
 
 __device__ __forceinline__ uint32_t dmk_smem_u32(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes from global to shared memory in the background; zeros when !valid. */
-__device__ __forceinline__ void dmk_cp_async16(void *dst, const void *src, bool valid)
-{
-    int n = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dmk_smem_u32(dst)), "l"(src),
-                 "r"(n)
-                 : "memory");
-}
-
-__device__ __forceinline__ void dmk_cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> __device__ __forceinline__ void dmk_cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 __device__ __forceinline__ void dmk_ldmatrix_x4(uint32_t (&r)[4], const void *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(dmk_smem_u32(p)));
-}
-
-__device__ __forceinline__ void dmk_ldmatrix_x4_trans(uint32_t (&r)[4], const void *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(dmk_smem_u32(p)));
 }
@@ -207,14 +165,6 @@ __device__ __forceinline__ float dmk_warp_sum(float x)
 {
     for (int i = 16; i > 0; i >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, i);
-    }
-    return x;
-}
-
-__device__ __forceinline__ float dmk_warp_max(float x)
-{
-    for (int i = 16; i > 0; i >>= 1) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
     }
     return x;
 }

@@ -1,11 +1,13 @@
-/* The Hopper instructions that kernels here use and CUDA C++ has no names for beyond those of cuda.h: the bulk tensor
- * copy engine (TMA), warpgroup matrix products (wgmma), named barriers.
+/* Hopper instructions that attention uses beyond those of copy.h and wgmma.h: boxes of three and four dimensions for the copy
+ * engine, products with one side in registers or read across rows, barriers among some warps, registers that change
+ * hands.
  *
- * Thin inline functions, one instruction each, named after the instruction. Shared addresses are 32-bit
- * (smem_address). Nothing here knows what is computed with it. */
+ * Thin inline functions, one instruction each, named after the instruction. Nothing here knows what is computed
+ * with it. */
 #pragma once
 
 #include "kernels/cuda/copy.h"
+#include "kernels/cuda/wgmma.h"
 
 /* ---- copies ---- */
 
@@ -52,21 +54,6 @@ template <int N> __device__ __forceinline__ void take_registers()
 
 /* ---- wgmma ---- */
 
-__device__ __forceinline__ void wgmma_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int N> __device__ __forceinline__ void wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
 /* Keeps the compiler from moving what it does with these registers across: products run in the background, and
  * neither a use may slip in front of the wait for them nor work meant to run under them behind it. */
 template <int N> __device__ __forceinline__ void wgmma_hold(float (&d)[N])
@@ -85,15 +72,10 @@ template <int N> __device__ __forceinline__ void wgmma_hold(uint32_t (&a)[N])
     }
 }
 
-/* Descriptor of a tile of rows of 128 bytes with the copy engine's 128-byte swizzle, in groups of 8 rows
- * (1024 bytes, so aligned). Both K-major (a row is one index of M or N, K runs along it) and MN-major
- * (a row is one index of K). Add (bytes >> 4) to step along K: 2 for 16 bf16 K-major, 128 MN-major. */
+/* The high word of every tile's dmk_wgmma_desc. Tiles are rows of 128 bytes with the copy engine's swizzle, K-major (a row is
+ * one index of M or N, K runs along it) or MN-major (a row is one index of K). Add (bytes >> 4) to step along K: 2
+ * for 16 bf16 K-major, 128 MN-major. */
 #define WGMMA_TILE_HIGH (1u << 30 | 1024u >> 4)
-
-__device__ __forceinline__ uint64_t wgmma_tile(const void *p)
-{
-    return (uint64_t)WGMMA_TILE_HIGH << 32 | 1u << 16 | (dmk_smem_u32(p) & 0x3ffff) >> 4;
-}
 
 /* D[64][64] (+)= A[64][16] (registers) B[16][64]; trans_b: B is MN-major in shared memory. */
 template <int TRANS_B>
