@@ -20,6 +20,31 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
+/* Bytes of the white space of Unicode at text[at], or 0: models write U+202F and the like where a blank belongs. */
+static size_t space_at(struct dmk_str text, size_t at)
+{
+    static const char *const wide[] = {"\xc2\x85", "\u00a0", "\u1680", "\u2028",
+                                       "\u2029", "\u202f", "\u205f", "\u3000"};
+    const char *p = text.data + at;
+    const size_t left = text.len - at;
+
+    if (is_space(*p)) {
+        return 1;
+    }
+    if (left >= 3 && memcmp(p, "\xe2\x80", 2) == 0 && (uint8_t)p[2] >= 0x80 &&
+        (uint8_t)p[2] <= 0x8a) {
+        return 3; /* U+2000 to U+200A */
+    }
+    for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++) {
+        const size_t len = strlen(wide[i]);
+
+        if (left >= len && memcmp(p, wide[i], len) == 0) {
+            return len;
+        }
+    }
+    return 0;
+}
+
 static bool starts_with(struct dmk_str text, const char *prefix)
 {
     const size_t len = strlen(prefix);
@@ -40,13 +65,14 @@ static struct dmk_str skip(struct dmk_str text, size_t n)
 /* The next word of the part; false at its end. */
 static bool next_word(struct reader *r, struct dmk_str *ret_word)
 {
-    size_t from = r->at, to;
+    size_t from = r->at, to, n;
 
-    while (from < r->text.len && is_space(r->text.data[from])) {
-        from++;
+    while (from < r->text.len && (n = space_at(r->text, from)) > 0) {
+        r->header->noise |= n > 1;
+        from += n;
     }
     to = from;
-    while (to < r->text.len && !is_space(r->text.data[to])) {
+    while (to < r->text.len && space_at(r->text, to) == 0) {
         to++;
     }
     if (to == from) {
@@ -188,7 +214,9 @@ static void read_word(struct reader *r, struct dmk_str word)
         r->header->noise = true;
         take_recipient(r, word);
     } else if (read_type(word, &type)) {
-        r->header->noise |= r->header->form.type != DMK_CALL_NO_TYPE;
+        /* Said twice, or beside an author who addresses nobody. */
+        r->header->noise |= r->header->form.type != DMK_CALL_NO_TYPE ||
+                            (r->part == PART_AUTHOR && !r->header->recipient.len);
         r->header->form.type = type;
     } else {
         leave(r, word);

@@ -531,6 +531,23 @@ def test_parse_mutated(encoding, parser):
                 assert view_of(got) == client_view(messages, n_done, tools, False)
 
 
+@pytest.mark.parametrize("blank", ["\u202f", "\u00a0", "\u2003", "\u3000", "\u0085"])
+def test_other_white_space_in_a_header(encoding, parser, blank):
+    """Unicode's white space parts the words of a header as it does for the library, and counts as a repair."""
+    ids = encoding.encode(f"<|channel|>final{blank}<|message|>Hi<|return|>", allowed_special="all")
+    got = parser.ask({"ids": ids, "seed": 1})
+    assert got["content"] == "Hi" and not got["reasoning"] and got["repairs"]
+    ids = encoding.encode(f'<|channel|>commentary{blank}to=functions.f<|message|>{{}}<|call|>', allowed_special="all")
+    got = parser.ask({"ids": ids, "tools": ["f"], "seed": 1})
+    assert got["calls"][0]["name"] == "f" and got["repairs"]
+
+
+@pytest.mark.parametrize("author", [" json to=functions.f", "<|start|>assistant json"])
+def test_type_before_a_recipient_is_a_repair(encoding, parser, author):
+    ids = encoding.encode(author + "<|channel|>commentary<|message|>{}<|end|>", allowed_special="all")
+    assert parser.ask({"ids": ids, "tools": ["f"], "seed": 1})["repairs"]
+
+
 def ends_at_start(ids, error):
     """The output ended where a header may begin: there is nothing to repair."""
     return "Unexpected EOS" in error and (not ids or ids[-1] == START)
