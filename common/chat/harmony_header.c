@@ -24,7 +24,7 @@ static bool is_space(char c)
 static size_t space_at(struct dmk_str text, size_t at)
 {
     static const char *const wide[] = {"\xc2\x85", "\u00a0", "\u1680", "\u2028",
-                                       "\u2029", "\u202f", "\u205f", "\u3000"};
+                                       "\u2029",   "\u202f", "\u205f", "\u3000"};
     const char *p = text.data + at;
     const size_t left = text.len - at;
 
