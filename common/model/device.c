@@ -36,7 +36,7 @@ static void send(struct loader *l, const void *dst, const void *src, size_t byte
 {
     const struct dmk_backend_ops *ops = l->rank->backend->ops;
     void *to = (void *)(uintptr_t)dst;
-    if (!l->engine->weights->checkpoint && !l->engine->weights->layers) {
+    if (!l->rank->weights.layers) {
         ops->fill(l->rank->backend, l->rank->stream, to, bytes, kind, scale, l->seed++);
     } else {
         ops->copy(l->rank->backend, l->rank->stream, to, src, bytes);
@@ -180,7 +180,7 @@ static int load_globals(struct loader *l, struct dmk_error *reterr)
 {
     struct dmk_engine *engine = l->engine;
     struct dmk_device *dev = engine->device;
-    const struct dmk_weights *w = engine->weights;
+    const struct dmk_rank_weights *w = &l->rank->weights;
     const size_t H = engine->shape.hidden,
                  table = (size_t)engine->shape.vocab * H * sizeof(uint16_t);
     struct arena arena = {0};
@@ -216,7 +216,7 @@ static int load_layers(struct loader *l, struct dmk_error *reterr)
         }
         arena.used = 0;
         place_layer(&arena, engine, d);
-        load_layer(l, d, engine->weights->layers ? &engine->weights->layers[i] : NULL);
+        load_layer(l, d, l->rank->weights.layers ? &l->rank->weights.layers[i] : NULL);
     }
     return 0;
 }

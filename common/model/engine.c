@@ -117,8 +117,10 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
     rank->index = index;
     rank->group = index / engine->conf.layout.tp;
     rank->shard = dmk_layout_shard(&engine->shape, engine->conf.layout, index);
-    int status = dmk_backend_open(engine->conf.backend, conf, &rank->backend, reterr);
-    if (status != 0) {
+    int status =
+        dmk_weights_of_rank(engine->weights, engine->conf.layout, index, &rank->weights, reterr);
+    if (status != 0 ||
+        (status = dmk_backend_open(engine->conf.backend, conf, &rank->backend, reterr)) != 0) {
         return status;
     }
     rank->stream = rank->backend->ops->stream(rank->backend, DMK_STREAM_COMPUTE);
@@ -311,6 +313,7 @@ void dmk_engine_close(struct dmk_engine **ptr)
     }
     for (uint32_t i = 0; i < engine->n_ranks; i++) {
         dmk_backend_close(&engine->ranks[i].backend);
+        dmk_weights_rank_release(&engine->ranks[i].weights);
     }
     if (engine->coll) {
         dmk_coll_free(&engine->coll);

@@ -70,6 +70,7 @@ struct dmk_rank {
     uint32_t index;
     uint32_t group; /* data-parallel */
     struct dmk_shard shard;
+    struct dmk_rank_weights weights;
     struct dmk_backend *backend;
     struct dmk_stream *stream;
     struct dmk_kernels kernels;

@@ -58,18 +58,16 @@ static void project(struct dmk_rank *rank, const uint16_t *w, const uint16_t *b,
     rank->kernels.linear(&args, rank->stream);
 }
 
-/* One local expert matrix for each of the rank's experts, out of those of the whole model. */
-static struct dmk_expert_weights expert_slice(const struct dmk_weights *w,
-                                              const struct dmk_expert_matrix *m, uint32_t first,
-                                              uint32_t rows, uint32_t cols)
+static struct dmk_expert_weights describe(const struct dmk_engine *engine,
+                                          const struct dmk_expert_matrix *m, uint32_t rows,
+                                          uint32_t cols)
 {
-    bool mxfp4 = w->expert_format == DMK_EXPERTS_MXFP4;
-    size_t elements = (size_t)first * rows * cols;
     return (struct dmk_expert_weights){
-        .format = mxfp4 ? DMK_WEIGHT_MXFP4 : DMK_WEIGHT_BF16,
-        .blocks = m->blocks + (mxfp4 ? elements / 2 : elements * 2),
-        .scales = mxfp4 ? m->scales + elements / DMK_MXFP4_BLOCK : NULL,
-        .bias = m->bias + (size_t)first * rows,
+        .format = engine->weights->expert_format == DMK_EXPERTS_MXFP4 ? DMK_WEIGHT_MXFP4
+                                                                      : DMK_WEIGHT_BF16,
+        .blocks = m->blocks,
+        .scales = m->scales,
+        .bias = m->bias,
         .rows = rows,
         .cols = cols,
     };
@@ -81,7 +79,6 @@ static void run_experts(struct dmk_rank *rank, const struct dmk_layer_weights *l
                         struct dmk_coll_rows rows, float *sum)
 {
     const struct dmk_engine *engine = rank->engine;
-    const struct dmk_weights *w = engine->weights;
     const struct dmk_shape *s = &engine->shape;
     const struct dmk_kernels *kernels = &rank->kernels;
     const uint32_t H = s->hidden, k = s->experts_per_token;
@@ -94,14 +91,13 @@ static void run_experts(struct dmk_rank *rank, const struct dmk_layer_weights *l
                                                     s->n_experts / DMK_REDUCE_LEAVES},
                        stream);
     kernels->moe_gate_up(
-        &(struct dmk_moe_gate_up_args){expert_slice(w, &lw->gate_up, first, 2 * s->intermediate, H),
+        &(struct dmk_moe_gate_up_args){describe(engine, &lw->gate_up, 2 * s->intermediate, H),
                                        rows.x, a->moe, a->z, n_experts, s->swiglu_alpha,
                                        s->swiglu_limit},
         stream);
-    kernels->moe_down(
-        &(struct dmk_moe_down_args){expert_slice(w, &lw->down, first, H, s->intermediate), a->z,
-                                    a->moe, a->y, n_experts},
-        stream);
+    kernels->moe_down(&(struct dmk_moe_down_args){describe(engine, &lw->down, H, s->intermediate),
+                                                  a->z, a->moe, a->y, n_experts},
+                      stream);
     kernels->moe_combine(&(struct dmk_moe_combine_args){a->y, a->moe, sum, rows.n_rows, k, H,
                                                         DMK_REDUCE_LEAVES / engine->n_ranks},
                          stream);
@@ -111,7 +107,7 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
                 const struct dmk_step *step)
 {
     struct dmk_engine *engine = rank->engine;
-    const struct dmk_weights *w = engine->weights;
+    const struct dmk_rank_weights *w = &rank->weights;
     const struct dmk_shape *s = &engine->shape;
     const struct dmk_kernels *kernels = &rank->kernels;
     const struct dmk_kv_layout *kv = &rank->kv.layout;
@@ -122,9 +118,6 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
     const uint32_t G = s->n_heads / s->n_kv_heads; /* query heads per KV head */
     const uint32_t n_kv = rank->shard.n_kv_heads;  /* of this rank */
     const uint32_t n_q = n_kv * G;                 /* of this rank */
-    const uint64_t q_first =
-        (uint64_t)rank->shard.kv_head_first * G * D; /* rows of q_w, columns of o_w */
-    const uint64_t kv_first = (uint64_t)rank->shard.kv_head_first * D;
     const uint32_t tp = engine->conf.layout.tp, dp = engine->conf.layout.dp;
     const uint32_t k = s->experts_per_token;
 
@@ -146,9 +139,9 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
             &(struct dmk_rmsnorm_args){a->x, NULL, lw->attn_norm, a->norm, T, H, s->norm_eps},
             stream);
         /* q [T][n_q][64], k and v [T][n_kv][64]: this rank's heads */
-        project(rank, lw->q_w + q_first * H, lw->q_b + q_first, a->norm, a->q, T, n_q * D, H);
-        project(rank, lw->k_w + kv_first * H, lw->k_b + kv_first, a->norm, a->k, T, n_kv * D, H);
-        project(rank, lw->v_w + kv_first * H, lw->v_b + kv_first, a->norm, a->v, T, n_kv * D, H);
+        project(rank, lw->q_w, lw->q_b, a->norm, a->q, T, n_q * D, H);
+        project(rank, lw->k_w, lw->k_b, a->norm, a->k, T, n_kv * D, H);
+        project(rank, lw->v_w, lw->v_b, a->norm, a->v, T, n_kv * D, H);
         kernels->rope(&(struct dmk_rope_args){a->q, plan->positions, engine->rope, T, n_q}, stream);
         kernels->rope(&(struct dmk_rope_args){a->k, plan->positions, engine->rope, T, n_kv},
                       stream);
@@ -176,7 +169,7 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
             .page_ids = plan->page_ids,
             .seqs = plan->seqs,
             .tiles = plan->tiles,
-            .sinks = lw->sinks + rank->shard.kv_head_first * G,
+            .sinks = lw->sinks,
             .out = a->heads,
             .n_seqs = plan->n_seqs,
             .n_tiles = plan->n_tiles,
@@ -197,10 +190,10 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
 
         /* sum [T][H] = o_proj over this rank's columns: a leaf for each KV head, added in the tree,
          * first here and then across ranks; x = bf16(x + bf16(sum + bias)) */
-        kernels->linear(&(struct dmk_linear_args){.w = lw->o_w + q_first,
+        kernels->linear(&(struct dmk_linear_args){.w = lw->o_w,
                                                   .x = a->heads,
                                                   .y_f32 = a->sum,
-                                                  .w_stride = (uint64_t)s->n_heads * D,
+                                                  .w_stride = lw->o_stride,
                                                   .x_stride = n_q * D,
                                                   .y_stride = H,
                                                   .n_rows = T,
@@ -249,18 +242,17 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
         kernels->rmsnorm(&(struct dmk_rmsnorm_args){a->x, plan->logit_rows, w->final_norm, a->last,
                                                     R, H, s->norm_eps},
                          stream);
-        kernels->linear(
-            &(struct dmk_linear_args){.w = w->unembedding + (uint64_t)rank->shard.vocab_first * H,
-                                      .x = a->last,
-                                      .y_f32 = plan->logits + rank->shard.vocab_first,
-                                      .w_stride = H,
-                                      .x_stride = H,
-                                      .y_stride = s->vocab,
-                                      .n_rows = R,
-                                      .n_out = rank->shard.n_vocab,
-                                      .k = H,
-                                      .n_slices = 1},
-            stream);
+        kernels->linear(&(struct dmk_linear_args){.w = w->unembedding,
+                                                  .x = a->last,
+                                                  .y_f32 = plan->logits + rank->shard.vocab_first,
+                                                  .w_stride = H,
+                                                  .x_stride = H,
+                                                  .y_stride = s->vocab,
+                                                  .n_rows = R,
+                                                  .n_out = rank->shard.n_vocab,
+                                                  .k = H,
+                                                  .n_slices = 1},
+                        stream);
     }
     return rank->backend->ops->sync(rank->backend, stream);
 }

@@ -25,6 +25,7 @@ struct dmk_layer_weights {
     const uint16_t *k_w, *k_b;           /* [n_kv_heads*64][H], [n_kv_heads*64] */
     const uint16_t *v_w, *v_b;           /* as k */
     const uint16_t *o_w, *o_b;           /* [H][n_heads*64], [H] */
+    uint64_t o_stride;                   /* elements from row to row of o_w; 0: packed */
     const uint16_t *sinks;               /* [n_heads] */
     const uint16_t *mlp_norm;            /* [H] */
     const uint16_t *router_w, *router_b; /* [E][H], [E] */
@@ -51,9 +52,23 @@ struct dmk_weights_conf {
     void *ud;
 };
 
+/* What one rank computes with. Tensors that all ranks share are whole; of the others these are the rank's own
+ * rows (q, k, v, sinks, head), columns (o_w, whose o_stride is set) and experts. */
+struct dmk_rank_weights {
+    const uint16_t *embedding;        /* [vocab][H] */
+    const uint16_t *final_norm;       /* [H] */
+    const uint16_t *unembedding;      /* [shard.n_vocab][H], or NULL */
+    struct dmk_layer_weights *layers; /* [n_layers]; NULL where the weights are random */
+};
+
 /* Opens a folder in the Hugging Face layout, or in the `original/` layout (given itself, or found
  * as a subfolder when there is no index beside it). Checks every name, dtype, shape and range; on
  * failure reterr names file, tensor and cause. */
 int dmk_weights_open(const struct dmk_weights_conf *conf, struct dmk_weights **ret,
                      struct dmk_error *reterr);
 void dmk_weights_close(struct dmk_weights **weights);
+
+/* The pointers live as long as the weights; the array of layers is given back by _release. */
+int dmk_weights_of_rank(const struct dmk_weights *weights, struct dmk_layout layout, uint32_t rank,
+                        struct dmk_rank_weights *ret_rank, struct dmk_error *reterr);
+void dmk_weights_rank_release(struct dmk_rank_weights *rank);
