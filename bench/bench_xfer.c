@@ -1,8 +1,9 @@
-/* Page transfer between two processes of this machine: bench_xfer [COMMIT]
+/* Page transfer between two processes of this machine: bench_xfer [--device] [COMMIT]
  *
- * For tcp and shared memory and for runs of 1, 4, 16 and 128 pages of 16 KiB, puts 64 MiB with at most 64 puts
- * under way, then flushes; a sample is that whole. Beside it the same bytes by memcpy in this process, in
- * the same run. Prints the median of the samples, and the least and most, in GB/s. */
+ * For each transport and for runs of 1, 4, 16 and 128 pages of 16 KiB, puts 64 MiB (256 MiB by CUDA IPC) with a
+ * bound of puts under way, then flushes; a sample is that whole. Beside it the same bytes by memcpy in this process, in
+ * the same run. Prints the median of the samples, and the least and most, in GB/s. With --device both pools lie in the
+ * first GPU's memory and the copies beside are the device's own, one for each run of pages. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,15 +12,18 @@
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "common/backend/backend.h"
 #include "common/base/clock.h"
 #include "common/xfer/xfer.h"
 
-#define PAGE_BYTES ((size_t)16384)
-#define POOL_PAGES ((size_t)4096)
-#define POOL_BYTES (POOL_PAGES * PAGE_BYTES)
-#define IN_FLIGHT  64
-#define SAMPLES    9
-#define LIMIT_NS   (20 * DMK_NS_PER_S)
+#define PAGE_BYTES  ((size_t)16384)
+#define HOST_POOL   ((size_t)64 << 20)
+#define DEVICE_POOL ((size_t)2 << 30) /* a pass takes another part of it, which no cache holds */
+#define IPC_PASS    ((size_t)256 << 20)
+#define OTHER_PASS  ((size_t)64 << 20)
+#define IN_FLIGHT   256
+#define SAMPLES     9
+#define LIMIT_NS    (20 * DMK_NS_PER_S)
 
 struct introduction {
     uint8_t address[DMK_XFER_ADDRESS_MAX], key[DMK_XFER_KEY_MAX];
@@ -32,7 +36,9 @@ struct side {
     struct dmk_xfer *x;
     struct dmk_xfer_mem *reg;
     struct dmk_xfer_ep *ep;
+    struct dmk_backend *device; /* NULL: the pool is host memory */
     uint8_t *pool;
+    size_t pool_bytes, pass_bytes;
     bool answered, broken, flushed;
     uint32_t n_in_flight;
 };
@@ -77,31 +83,47 @@ static void on_flush(void *ud, int status)
     s->broken |= status < 0;
 }
 
-static void open_side(struct side *s, const char *transport)
+static uint8_t *get_pool(const struct side *s)
+{
+    void *pool = mmap(NULL, s->device ? 1 : s->pool_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+    if (pool == MAP_FAILED ||
+        (s->device && s->device->ops->alloc(s->device, DMK_MEM_DEVICE, s->pool_bytes, &pool) < 0)) {
+        give_up("no memory");
+    }
+    return pool;
+}
+
+static void open_side(struct side *s, const char *transport, bool on_device)
 {
     const struct dmk_xfer_conf conf = {.transport = transport,
+                                       .mem_kind =
+                                           on_device ? DMK_MEM_KIND_CUDA : DMK_MEM_KIND_HOST,
                                        .events = {on_message, on_closed, s}};
     struct dmk_error err;
 
     s->ops = dmk_xfer_find("ucx");
-    s->pool = mmap(NULL, POOL_BYTES, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (s->pool == MAP_FAILED) {
-        give_up("no memory");
+    if (on_device &&
+        dmk_backend_open("cuda", &(struct dmk_backend_conf){.max_k = 32}, &s->device, &err) < 0) {
+        give_up(err.text);
     }
+    s->pool_bytes = on_device ? DEVICE_POOL : HOST_POOL;
+    s->pass_bytes = on_device && strcmp(transport, "cuda") == 0 ? IPC_PASS : OTHER_PASS;
+    s->pool = get_pool(s);
     if (s->ops->open(&conf, &s->x, &err) < 0 ||
-        s->ops->mem_register(s->x, s->pool, POOL_BYTES, DMK_MEM_HOST, &s->reg, &err) < 0) {
+        s->ops->mem_register(s->x, s->pool, s->pool_bytes, conf.mem_kind, &s->reg, &err) < 0) {
         give_up(err.text);
     }
 }
 
-_Noreturn static void run_target(const char *transport, int out)
+_Noreturn static void run_target(const char *transport, bool on_device, int out)
 {
     struct side s = {0};
     struct introduction intro = {0};
 
     (void)alarm(120);
-    open_side(&s, transport);
+    open_side(&s, transport, on_device);
     intro.base = (uintptr_t)s.pool;
     if (s.ops->address(s.x, intro.address, &intro.address_len) < 0 ||
         s.ops->mem_pack(s.x, s.reg, intro.key, &intro.key_len) < 0 ||
@@ -121,18 +143,20 @@ static void move_on(struct side *s, uint64_t end_ns)
     }
 }
 
-/* GB/s of one pass over the pool in puts of `run` pages. */
-static double put_pool(struct side *s, struct dmk_xfer_key *key, uint64_t base, size_t run)
+/* GB/s of one pass over a part of the pool in puts of `run` pages. */
+static double put_pool(struct side *s, struct dmk_xfer_key *key, uint64_t base, size_t run,
+                       size_t sample)
 {
     const uint64_t start_ns = dmk_clock_ns(), end_ns = start_ns + LIMIT_NS;
+    const size_t begin = sample * s->pass_bytes % s->pool_bytes;
 
-    for (size_t page = 0; page < POOL_PAGES; page += run) {
+    for (size_t at = begin; at < begin + s->pass_bytes; at += run * PAGE_BYTES) {
         while (s->n_in_flight >= IN_FLIGHT) {
             move_on(s, end_ns);
         }
         s->n_in_flight++;
-        if (s->ops->put(s->ep, s->reg, s->pool + page * PAGE_BYTES, run * PAGE_BYTES, key,
-                        base + page * PAGE_BYTES, on_put, s) < 0) {
+        if (s->ops->put(s->ep, s->reg, s->pool + at, run * PAGE_BYTES, key, base + at, on_put, s) <
+            0) {
             give_up("a put was refused");
         }
     }
@@ -143,17 +167,27 @@ static double put_pool(struct side *s, struct dmk_xfer_key *key, uint64_t base, 
     while (!s->flushed || s->n_in_flight > 0) {
         move_on(s, end_ns);
     }
-    return (double)POOL_BYTES / (double)(dmk_clock_ns() - start_ns);
+    return (double)s->pass_bytes / (double)(dmk_clock_ns() - start_ns);
 }
 
-static double copy_pool(uint8_t *to, const uint8_t *from, size_t run)
+static double copy_pool(struct side *s, uint8_t *other, size_t run, size_t sample)
 {
+    const struct dmk_backend_ops *ops = s->device ? s->device->ops : NULL;
+    struct dmk_stream *stream = ops ? ops->stream(s->device, DMK_STREAM_COPY) : NULL;
+    const size_t begin = sample * s->pass_bytes % s->pool_bytes, bytes = run * PAGE_BYTES;
     const uint64_t start_ns = dmk_clock_ns();
 
-    for (size_t page = 0; page < POOL_PAGES; page += run) {
-        memcpy(to + page * PAGE_BYTES, from + page * PAGE_BYTES, run * PAGE_BYTES);
+    for (size_t at = begin; at < begin + s->pass_bytes; at += bytes) {
+        if (ops) {
+            ops->copy(s->device, stream, other + at, s->pool + at, bytes);
+        } else {
+            memcpy(other + at, s->pool + at, bytes);
+        }
     }
-    return (double)POOL_BYTES / (double)(dmk_clock_ns() - start_ns);
+    if (ops && ops->sync(s->device, stream) < 0) {
+        give_up("the device failed");
+    }
+    return (double)s->pass_bytes / (double)(dmk_clock_ns() - start_ns);
 }
 
 static int compare(const void *a, const void *b)
@@ -167,7 +201,7 @@ static void print_row(const char *transport, size_t run, double *rates, double *
 {
     qsort(rates, SAMPLES, sizeof(double), compare);
     qsort(copies, SAMPLES, sizeof(double), compare);
-    (void)printf("%-5s %4zu pages  %6.2f GB/s (%5.2f to %5.2f)   memcpy %6.2f GB/s (%5.2f to "
+    (void)printf("%-5s %4zu pages  %6.2f GB/s (%5.2f to %5.2f)   copy %7.2f GB/s (%5.2f to "
                  "%5.2f)   %3.0f%%\n",
                  transport, run, rates[SAMPLES / 2], rates[0], rates[SAMPLES - 1],
                  copies[SAMPLES / 2], copies[0], copies[SAMPLES - 1],
@@ -175,33 +209,36 @@ static void print_row(const char *transport, size_t run, double *rates, double *
     (void)fflush(stdout);
 }
 
-static void run_transport(const char *transport)
+static void run_transport(const char *transport, bool on_device)
 {
     static const size_t runs[] = {1, 4, 16, 128};
     struct side s = {0};
     struct introduction intro;
     struct dmk_xfer_key *key;
     struct dmk_error err;
-    uint8_t *other = malloc(POOL_BYTES);
+    uint8_t *other;
     int fds[2];
     pid_t child;
 
-    if (!other || pipe(fds) < 0) {
-        give_up("no memory or no pipe");
+    if (pipe(fds) < 0) {
+        give_up("no pipe");
     }
     (void)fflush(stdout);
-    child = fork(); /* before UCX is opened: it does not survive one */
+    child = fork(); /* before UCX and CUDA are opened: they do not survive one */
     if (child == 0) {
         (void)close(fds[0]);
-        run_target(transport, fds[1]);
+        run_target(transport, on_device, fds[1]);
     }
     (void)close(fds[1]);
     if (child < 0 || read(fds[0], &intro, sizeof(intro)) != (ssize_t)sizeof(intro)) {
         give_up("the target did not start");
     }
-    open_side(&s, transport);
-    memset(s.pool, 1, POOL_BYTES);
-    memset(other, 2, POOL_BYTES);
+    open_side(&s, transport, on_device);
+    other = get_pool(&s);
+    if (!on_device) {
+        memset(s.pool, 1, s.pool_bytes);
+        memset(other, 2, s.pool_bytes);
+    }
     if (s.ops->ep_connect(s.x, (struct dmk_bytes){intro.address, intro.address_len}, &s.ep, &err) <
             0 ||
         s.ops->key_unpack(s.ep, (struct dmk_bytes){intro.key, intro.key_len}, &key) < 0 ||
@@ -214,10 +251,11 @@ static void run_transport(const char *transport)
     for (size_t r = 0; r < sizeof(runs) / sizeof(runs[0]); r++) {
         double rates[SAMPLES], copies[SAMPLES];
 
-        (void)put_pool(&s, key, intro.base, runs[r]); /* warm-up */
-        for (int i = 0; i < SAMPLES; i++) {
-            rates[i] = put_pool(&s, key, intro.base, runs[r]);
-            copies[i] = copy_pool(other, s.pool, runs[r]);
+        (void)put_pool(&s, key, intro.base, runs[r], 0); /* warm-up */
+        (void)copy_pool(&s, other, runs[r], 0);
+        for (size_t i = 0; i < SAMPLES; i++) {
+            rates[i] = put_pool(&s, key, intro.base, runs[r], i + 1);
+            copies[i] = copy_pool(&s, other, runs[r], i + 1);
         }
         print_row(transport, runs[r], rates, copies);
     }
@@ -226,9 +264,30 @@ static void run_transport(const char *transport)
     s.ops->key_free(&key);
     s.ops->mem_unregister(s.x, &s.reg);
     s.ops->close(s.x);
-    (void)munmap(s.pool, POOL_BYTES);
+    if (on_device) { /* closing it would end what a second transport needs: the process ends soon */
+        s.device->ops->free(s.device, DMK_MEM_DEVICE, s.pool, s.pool_bytes);
+        s.device->ops->free(s.device, DMK_MEM_DEVICE, other, s.pool_bytes);
+    } else {
+        (void)munmap(s.pool, s.pool_bytes);
+        (void)munmap(other, s.pool_bytes);
+    }
     (void)close(fds[0]);
-    free(other);
+}
+
+/* Each in a process of its own, since none may fork once it has CUDA. */
+static int run_apart(const char *transport, bool on_device)
+{
+    int status = 1;
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        run_transport(transport, on_device);
+        exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) < 0) {
+        give_up("no process");
+    }
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : 1;
 }
 
 static void print_machine(const char *commit)
@@ -252,16 +311,22 @@ static void print_machine(const char *commit)
         give_up("no uname or load");
     }
     (void)printf("machine: %s, %ld CPUs, Linux %s, load %.1f at the start\ncommit: %s\n%d samples "
-                 "of %zu MiB each, at most %d "
-                 "puts under way; median (least to most), percentage of memcpy\n",
-                 cpu, sysconf(_SC_NPROCESSORS_ONLN), u.release, load, commit, SAMPLES,
-                 POOL_BYTES >> 20, IN_FLIGHT);
+                 "of 64 MiB each (256 MiB by CUDA IPC), at most %d "
+                 "puts under way; median (least to most), percentage of the copy\n",
+                 cpu, sysconf(_SC_NPROCESSORS_ONLN), u.release, load, commit, SAMPLES, IN_FLIGHT);
+    (void)fflush(stdout);
 }
 
 int main(int argc, char **argv)
 {
-    print_machine(argc > 1 ? argv[1] : "not given");
-    run_transport("tcp");
-    run_transport("shm");
-    return 0;
+    const bool on_device = argc > 1 && strcmp(argv[1], "--device") == 0;
+    int failed = 0;
+
+    print_machine(argc > 1 + on_device ? argv[1 + on_device] : "not given");
+    if (on_device) {
+        failed |= run_apart("cuda", true);
+    }
+    failed |= run_apart("tcp", on_device);
+    failed |= run_apart("shm", on_device);
+    return failed;
 }

@@ -120,11 +120,11 @@ static int register_rank(struct dmk_decode_core *core, uint32_t rank, struct dmk
     struct dmk_ticket_rank *t = &core->ranks[rank];
     int r;
 
-    r = ops->mem_register(xfer, kv->full, dmk_kv_full_bytes(&kv->layout), core->conf.mem_kind,
-                          &core->full_mem[rank], reterr);
+    r = ops->mem_register(xfer, kv->full, dmk_kv_full_bytes(&kv->layout),
+                          core->conf.engine.mem_kind, &core->full_mem[rank], reterr);
     if (r == 0) {
         r = ops->mem_register(xfer, kv->window, dmk_kv_window_bytes(&kv->layout),
-                              core->conf.mem_kind, &core->window_mem[rank], reterr);
+                              core->conf.engine.mem_kind, &core->window_mem[rank], reterr);
     }
     if (r != 0) {
         return r;

@@ -114,7 +114,6 @@ struct dmk_decode_conf {
     /* Page transfer; ops NULL when there is none (then everything is computed here). */
     const struct dmk_xfer_ops *ops;
     struct dmk_xfer *xfer;
-    enum dmk_mem_kind mem_kind; /* of the engine's pages */
     uint64_t ticket_expiry_ns, transfer_budget_ns, quiet_ask_every_ns;
     uint32_t max_draining_pages;
     void (*on_event)(void *ud, const struct dmk_decode_event *event);

@@ -382,7 +382,6 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
         .reuse = o->worker.reuse,
         .ops = dmk_worker_xfer_ops(worker),
         .xfer = dmk_worker_xfer(worker),
-        .mem_kind = strcmp(o->worker.backend, "cuda") == 0 ? DMK_MEM_CUDA : DMK_MEM_HOST,
         .ticket_expiry_ns = o->ticket_expiry_ms * DMK_NS_PER_MS,
         .transfer_budget_ns = o->worker.transfer_budget_ms * DMK_NS_PER_MS,
         .quiet_ask_every_ns = o->quiet_ask_every_ms * DMK_NS_PER_MS,

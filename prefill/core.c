@@ -324,11 +324,11 @@ static int register_memory(struct dmk_prefill_core *core, struct dmk_error *rete
     for (uint32_t r = 0; r < conf->engine.n_ranks; r++) {
         const struct dmk_kv_mem *mem = conf->engine.kv[r];
         int rc = conf->ops->mem_register(conf->xfer, mem->full, dmk_kv_full_bytes(&mem->layout),
-                                         DMK_MEM_HOST, &core->full_mem[r], reterr);
+                                         conf->engine.mem_kind, &core->full_mem[r], reterr);
 
         if (rc == 0) {
             rc = conf->ops->mem_register(conf->xfer, mem->window, dmk_kv_window_bytes(&mem->layout),
-                                         DMK_MEM_HOST, &core->window_mem[r], reterr);
+                                         conf->engine.mem_kind, &core->window_mem[r], reterr);
         }
         if (rc < 0) {
             return dmk_error_prefix(reterr, "page memory of rank %u", r);

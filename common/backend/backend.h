@@ -48,6 +48,10 @@ struct dmk_backend_ops {
                 struct dmk_error *reterr);
     void (*close)(struct dmk_backend *be);
     void (*bind)(struct dmk_backend *be); /* NULL: nothing to do */
+    /* Waits until all that this process has queued on the device has ended, also what others than this
+     * backend have (a library that copies pages). 0 or -DMK_EDEVICE. Any thread may call it, but not while a
+     * graph is being captured: that would break the capture. NULL: nothing queues. */
+    int (*wait_all)(struct dmk_backend *be);
     int (*alloc)(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr);
     void (*free)(struct dmk_backend *be, enum dmk_mem mem, void *ptr, size_t bytes);
     struct dmk_stream *(*stream)(struct dmk_backend *be, enum dmk_stream_id id);

@@ -152,6 +152,16 @@ static void bind_thread(struct dmk_backend *be)
     note(&cuda_of(be)->streams[0], cudaSetDevice(cuda_of(be)->device));
 }
 
+/* Any thread's, so it notes nothing. */
+static int wait_all(struct dmk_backend *be)
+{
+    cudaError_t err = cudaSetDevice(cuda_of(be)->device);
+    if (err == cudaSuccess) {
+        err = cudaDeviceSynchronize();
+    }
+    return err == cudaSuccess ? 0 : -DMK_EDEVICE;
+}
+
 static int alloc_cuda(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr)
 {
     void *ptr;
@@ -318,6 +328,7 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .open = open_cuda,
     .close = close_cuda,
     .bind = bind_thread,
+    .wait_all = wait_all,
     .alloc = alloc_cuda,
     .free = free_cuda,
     .stream = stream_of,

@@ -374,3 +374,28 @@ const char *dmk_engine_numerics(const struct dmk_engine *engine)
 {
     return engine->numerics;
 }
+
+bool dmk_engine_pages_on_device(const struct dmk_engine *engine)
+{
+    return engine->ranks[0].backend->ops->async;
+}
+
+void dmk_engine_bind(struct dmk_engine *engine)
+{
+    struct dmk_backend *be = engine->ranks[0].backend;
+    if (be->ops->bind) {
+        be->ops->bind(be);
+    }
+}
+
+int dmk_engine_wait_devices(struct dmk_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->n_ranks; i++) {
+        struct dmk_backend *be = engine->ranks[i].backend;
+        int status = be->ops->wait_all ? be->ops->wait_all(be) : 0;
+        if (status != 0) {
+            return status;
+        }
+    }
+    return 0;
+}

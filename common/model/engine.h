@@ -112,6 +112,17 @@ uint32_t dmk_engine_n_ranks(const struct dmk_engine *engine);
 /* A rank's page memory: fixed for the engine's life, registered with the transport. */
 const struct dmk_kv_mem *dmk_engine_kv(const struct dmk_engine *engine, uint32_t rank);
 
+/* Whether page memory is a device's: the host hands its addresses on and reads nothing there. */
+bool dmk_engine_pages_on_device(const struct dmk_engine *engine);
+
+/* For a thread beside the engine's whose library copies pages of a device: makes the first rank's device the one
+ * that the thread works with. Nothing on hosts. Not while a step runs. */
+void dmk_engine_bind(struct dmk_engine *engine);
+
+/* Waits until all that this process has queued on the ranks' devices has ended, whoever queued it. 0 or
+ * -DMK_EDEVICE. From any thread, but only of an engine that captures no graphs (prefill). */
+int dmk_engine_wait_devices(struct dmk_engine *engine);
+
 /* What two workers must share for pages to be exchanged: weight format, activation format, kernel
  * generation and backend, e.g. "mxfp4-bf16-k1-cpu". */
 const char *dmk_engine_numerics(const struct dmk_engine *engine);

@@ -4,6 +4,7 @@
 
 #include "common/base/hash.h"
 #include "common/model/engine.h"
+#include "common/xfer/xfer.h"
 
 #define DMK_PORT_MAX_RANKS 8
 
@@ -24,6 +25,10 @@ struct dmk_engine_port {
     struct dmk_id128 model_id;
     uint32_t n_ranks;
     const struct dmk_kv_mem *kv[DMK_PORT_MAX_RANKS];
+    enum dmk_mem_kind mem_kind; /* of the pages */
+    /* Where pages are a device's, else NULL: see dmk_engine_bind and dmk_engine_wait_devices. */
+    void (*bind)(void *engine);
+    int (*wait_devices)(void *engine);
     /* As dmk_engine_step; called by one thread at a time. */
     int (*step)(void *engine, const struct dmk_step *step);
     /* NULL: tokens are sampled from the logits of the step. Else the step writes no logits (they are NULL),
@@ -46,6 +51,16 @@ static inline int dmk_engine_port_step(void *engine, const struct dmk_step *step
     return dmk_engine_step((struct dmk_engine *)engine, step);
 }
 
+static inline void dmk_engine_port_bind(void *engine)
+{
+    dmk_engine_bind((struct dmk_engine *)engine);
+}
+
+static inline int dmk_engine_port_wait_devices(void *engine)
+{
+    return dmk_engine_wait_devices((struct dmk_engine *)engine);
+}
+
 static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *engine,
                                                           struct dmk_layout layout)
 {
@@ -59,6 +74,11 @@ static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *eng
         .engine = engine,
     };
 
+    if (dmk_engine_pages_on_device(engine)) {
+        port.mem_kind = DMK_MEM_KIND_CUDA;
+        port.bind = dmk_engine_port_bind;
+        port.wait_devices = dmk_engine_port_wait_devices;
+    }
     dmk_engine_model_id(engine, &port.model_id);
     for (uint32_t r = 0; r < port.n_ranks && r < DMK_PORT_MAX_RANKS; r++) {
         port.kv[r] = dmk_engine_kv(engine, r);

@@ -7,6 +7,7 @@
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
 static const char *const transports[] = {"tcp", "shm", "cuda", "none", NULL};
+static const char *const weights[] = {"checkpoint", "random", NULL};
 static const char *const experts[] = {"checkpoint", "fp8", NULL};
 static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
 
@@ -21,6 +22,11 @@ const struct dmk_conf_option dmk_worker_options[] = {
      AT(revision)},
     {"backend", DMK_CONF_STR, "cpu", 0, 0, NULL,
      "Where the model runs: cpu, ref (plain kernels) or cuda.", AT(backend)},
+    {"weights", DMK_CONF_ENUM, "checkpoint", 0, 0, weights,
+     "random: no file is read; a model of the published dimensions that --model then names "
+     "(gpt-oss-20b, gpt-oss-120b) gets random weights, to measure on machines without the "
+     "checkpoint (cuda).",
+     AT(weights)},
     {"experts", DMK_CONF_ENUM, "checkpoint", 0, 0, experts,
      "Format of the experts' weights in memory: as in the checkpoint, or fp8, which reads prompts "
      "faster (cuda). Workers that exchange pages must agree.",

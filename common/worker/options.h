@@ -10,6 +10,7 @@ struct dmk_worker_conf {
     char *model_name; /* "" = last part of the model's path */
     char *revision;   /* of the rollout, for routers */
     char *backend;
+    uint32_t weights; /* enum dmk_worker_weights */
     uint32_t experts; /* enum dmk_worker_experts */
     char *listen;
     char *admin_host;
@@ -33,6 +34,8 @@ struct dmk_worker_conf {
     uint32_t log_level; /* enum dmk_log_level */
     bool log_json;
 };
+
+enum dmk_worker_weights { DMK_WORKER_WEIGHTS_CHECKPOINT, DMK_WORKER_WEIGHTS_RANDOM };
 
 enum dmk_worker_experts { DMK_WORKER_EXPERTS_CHECKPOINT, DMK_WORKER_EXPERTS_FP8 };
 

@@ -141,6 +141,7 @@ static int open_real_engine(struct dmk_worker *w)
         .layout = {.tp = c->tp, .dp = c->dp},
         .prefill = !w->role->decode,
         .n_threads = c->threads,
+        .random_preset = c->weights == DMK_WORKER_WEIGHTS_RANDOM ? c->model : NULL,
         .fp8_experts = c->experts == DMK_WORKER_EXPERTS_FP8,
         .n_full_pages = c->full_pages,
         .n_window_pages = c->window_pages,
@@ -223,11 +224,20 @@ static void on_xfer_progress(void *ud)
     dmk_worker__kick(ud);
 }
 
+static int wait_devices(void *ud)
+{
+    struct dmk_worker *w = ud;
+
+    return w->port.wait_devices(w->port.engine);
+}
+
 static int open_xfer(struct dmk_worker *w, struct dmk_error *reterr)
 {
     static const char *const names[] = {"tcp", "shm", "cuda"};
     struct dmk_xfer_conf conf = {
         .bind = w->conf->xfer_bind[0] ? w->conf->xfer_bind : NULL,
+        .mem_kind = w->port.mem_kind,
+        .device_sync = w->port.wait_devices ? wait_devices : NULL,
         .events = {.on_message = on_xfer_message, .on_closed = on_xfer_closed, .ud = w},
     };
     int ret;
@@ -236,6 +246,9 @@ static int open_xfer(struct dmk_worker *w, struct dmk_error *reterr)
         return 0;
     }
     conf.transport = names[w->conf->xfer_transport];
+    if (w->port.bind) {
+        w->port.bind(w->port.engine); /* the transport copies on the device from this thread */
+    }
     w->ops = dmk_xfer_find("ucx");
     ret = w->ops->open(&conf, &w->xfer, reterr);
     if (ret == 0) {

@@ -12,7 +12,7 @@ int dmk_loopback_mem_register(struct dmk_xfer *x, void *base, size_t bytes, enum
     struct node *node = node_of(x);
     struct mem *mem;
 
-    if (kind != DMK_MEM_HOST) {
+    if (kind != DMK_MEM_KIND_HOST) {
         return dmk_error_set(reterr, -DMK_ENOTSUP, "the loopback moves host memory only");
     }
     mem = calloc(1, sizeof(*mem));

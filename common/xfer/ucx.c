@@ -111,10 +111,11 @@ static void destroy_node(struct ucx_node *node)
     free(node);
 }
 
-static ucs_status_t configure(const struct ucx_transport *t, const char *device, ucp_config_t **ret)
+static ucs_status_t configure(const struct ucx_transport *t, enum dmk_mem_kind mem_kind,
+                              const char *device, ucp_config_t **ret)
 {
     const char *const pairs[][2] = {
-        {"TLS", t->tls},
+        {"TLS", mem_kind == DMK_MEM_KIND_CUDA ? t->device_tls : t->tls},
         {"NET_DEVICES", device},
         {"TCP_TX_SEG_SIZE", "256k"}, /* the default of 8k costs two thirds of the bandwidth */
         {"TCP_RX_SEG_SIZE", "256k"},
@@ -154,7 +155,7 @@ static ucs_status_t create_worker(struct ucx_node *node, const char *device)
         .arg = node,
     };
     ucp_config_t *config;
-    ucs_status_t status = configure(node->transport, device, &config);
+    ucs_status_t status = configure(node->transport, node->mem_kind, device, &config);
 
     if (status == UCS_OK) {
         status = ucp_init(&params, config, &node->context);
@@ -210,6 +211,7 @@ static int open_node(const struct dmk_xfer_conf *conf, struct dmk_xfer **ret,
     }
     node->transport = transport;
     node->events = conf->events;
+    node->mem_kind = conf->mem_kind;
     node->device_sync = conf->device_sync;
     node->ended_tail = &node->ended;
     dmk_list_init(&node->eps);

@@ -12,12 +12,15 @@
 /* Of libucs, in no header that is installed. */
 extern void ucs_debug_disable_signals(void);
 
-/* shm: wire-up and the connection that reports the peer's death need tcp; pages go by cma, which copies in
+/* Device memory that has no direct way bounces through the host, which cuda_copy does.
+ * shm: wire-up and the connection that reports the peer's death need tcp; pages go by cma, which copies in
  * the writer's own calls. No transport of shared memory takes the PEER error mode. */
 static const struct ucx_transport transports[] = {
-    {"tcp", "tcp,self", UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_EMULATED},
-    {"shm", "posix,sysv,cma,tcp,self", UCP_ERR_HANDLING_MODE_NONE, DMK_LANE_DIRECT},
-    {"cuda", "cuda_ipc,cuda_copy,tcp,self", UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_DIRECT},
+    {"tcp", "tcp,self", "tcp,cuda_copy,self", UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_EMULATED},
+    {"shm", "posix,sysv,cma,tcp,self", "posix,sysv,cma,cuda_copy,tcp,self",
+     UCP_ERR_HANDLING_MODE_NONE, DMK_LANE_DIRECT},
+    {"cuda", "cuda_ipc,cuda_copy,tcp,self", "cuda_ipc,cuda_copy,tcp,self",
+     UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_DIRECT},
 };
 
 int ucx_status(ucs_status_t status)
@@ -233,14 +236,15 @@ int ucx_check_devices(const struct ucx_node *node, struct dmk_error *reterr)
 {
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
 
-    if (strcmp(node->transport->name, "cuda") != 0) {
+    if (strcmp(node->transport->name, "cuda") != 0 && node->mem_kind != DMK_MEM_KIND_CUDA) {
         return 0;
     }
     if (ucp_context_query(node->context, &attr) != UCS_OK ||
         !(attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))) {
         return dmk_error_set(reterr, -DMK_ENOTSUP,
-                             "page transport \"cuda\": UCX finds no CUDA device or driver here; "
-                             "pages would go over tcp");
+                             "page transport \"%s\": UCX finds no CUDA device, driver or module "
+                             "here, so it can not move pages in device memory",
+                             node->transport->name);
     }
     return 0;
 }

@@ -190,16 +190,12 @@ static bool is_closed(struct ucx_ep *ep)
 }
 
 /* Copies of CUDA memory may outlive the operations that began them. */
-static int prove_copies(const struct ucx_node *node)
+static int prove_copies(const struct ucx_node *node, bool device_puts)
 {
-    if (!node->device_memory) {
+    if (!device_puts) {
         return 0;
     }
-    if (!node->device_sync) {
-        return -DMK_ENOTSUP;
-    }
-    node->device_sync(node->events.ud);
-    return 0;
+    return node->device_sync ? node->device_sync(node->events.ud) : -DMK_ENOTSUP;
 }
 
 unsigned ucx_eps_finish_closings(struct ucx_node *node)
@@ -210,6 +206,7 @@ unsigned ucx_eps_finish_closings(struct ucx_node *node)
         struct ucx_ep *ep = dmk_container_of(at, struct ucx_ep, link);
         const dmk_xfer_done_fn done = ep->close_done;
         void *ud = ep->close_ud;
+        const bool device_puts = ep->device_puts;
 
         next = at->next;
         if (!ep->closing || !is_closed(ep)) {
@@ -219,7 +216,7 @@ unsigned ucx_eps_finish_closings(struct ucx_node *node)
         free_ep(ep);
         n++;
         if (done && !node->stopping) {
-            done(ud, prove_copies(node));
+            done(ud, prove_copies(node, device_puts));
             next = node->eps.next; /* the callback may have changed the list */
         }
     }

@@ -51,6 +51,7 @@ struct ucx_ep {
     bool accepted; /* the other side connected */
     bool visible;  /* our user has seen it */
     bool broken, told;
+    bool device_puts; /* device memory was put on it */
     bool closing, close_started, closed;
     void *close_request;
     int status;
@@ -72,6 +73,7 @@ struct ucx_mem {
 struct ucx_transport {
     const char *name;
     const char *tls;
+    const char *device_tls; /* where pages are in device memory */
     ucp_err_handling_mode_t err_mode;
     enum dmk_xfer_lane lane;
 };
@@ -79,8 +81,8 @@ struct ucx_transport {
 struct ucx_node {
     const struct ucx_transport *transport;
     struct dmk_xfer_events events;
-    void (*device_sync)(void *ud);
-    bool device_memory; /* some was registered */
+    enum dmk_mem_kind mem_kind;
+    int (*device_sync)(void *ud);
     bool stopping;
     ucp_context_h context;
     ucp_worker_h worker;

@@ -13,7 +13,7 @@ int ucx_mem_register(struct dmk_xfer *x, void *base, size_t bytes, enum dmk_mem_
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = base,
         .length = bytes,
-        .memory_type = kind == DMK_MEM_CUDA ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+        .memory_type = kind == DMK_MEM_KIND_CUDA ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
     };
     ucs_status_t status;
 
@@ -25,13 +25,13 @@ int ucx_mem_register(struct dmk_xfer *x, void *base, size_t bytes, enum dmk_mem_
         free(mem);
         return dmk_error_set(reterr, ucx_status(status),
                              "page transport \"%s\" cannot register %zu bytes of %s memory (%s)",
-                             node->transport->name, bytes, kind == DMK_MEM_CUDA ? "CUDA" : "host",
+                             node->transport->name, bytes,
+                             kind == DMK_MEM_KIND_CUDA ? "CUDA" : "host",
                              ucs_status_string(status));
     }
     mem->base = base;
     mem->bytes = bytes;
     mem->type = params.memory_type;
-    node->device_memory |= kind != DMK_MEM_HOST;
     *ret = (struct dmk_xfer_mem *)mem;
     return 0;
 }
@@ -195,6 +195,7 @@ int ucx_put(struct dmk_xfer_ep *e, struct dmk_xfer_mem *m, const void *src, size
     struct ucx_op *op;
 
     dmk_assert(offset <= mem->bytes && bytes <= mem->bytes - offset);
+    ep->device_puts |= mem->type != UCS_MEMORY_TYPE_HOST;
     if (ep->broken || ep->closing) {
         return -DMK_EPEER;
     }

@@ -16,7 +16,7 @@
 #include "common/base/span.h"
 
 #define DMK_XFER_ADDRESS_MAX 512 /* bytes of an address blob */
-#define DMK_XFER_KEY_MAX     256 /* bytes of a packed remote key */
+#define DMK_XFER_KEY_MAX     512 /* bytes of a packed remote key */
 #define DMK_XFER_MESSAGE_MAX 2048
 #define DMK_XFER_WATCH_MAX   64 /* bytes that say how to watch a process */
 
@@ -27,7 +27,7 @@ struct dmk_xfer_key;   /* another node's memory, unpacked for one endpoint */
 struct dmk_xfer_watch; /* an eye on another node's process */
 struct dmk_loopback;   /* the fabric of in-process nodes (loopback.h) */
 
-enum dmk_mem_kind { DMK_MEM_HOST, DMK_MEM_CUDA };
+enum dmk_mem_kind { DMK_MEM_KIND_HOST, DMK_MEM_KIND_CUDA };
 
 /* How late writes of a dead or hung peer can land, which decides what proves quiet. */
 enum dmk_xfer_lane {
@@ -53,10 +53,12 @@ struct dmk_xfer_conf {
     const char
         *bind; /* "address[:port]" to listen on; NULL = 127.0.0.1, any port. loopback: a name */
     struct dmk_loopback *fabric; /* loopback only */
-    /* Waits until every copy that this process has started on its devices has ended; NULL where all
-     * registered memory is host memory. Without it a closed "cuda" endpoint never proves its
+    enum dmk_mem_kind mem_kind;  /* of what will be registered; host memory goes everywhere */
+    /* Waits until every copy that this process has started on its devices has ended: 0, or negative
+     * where that can not be told. Called when an endpoint that device memory was put on has closed.
+     * NULL where all registered memory is host memory; without it such an endpoint never proves its
      * copies. */
-    void (*device_sync)(void *ud);
+    int (*device_sync)(void *ud);
     struct dmk_xfer_events events;
 };
 

@@ -56,7 +56,7 @@ static void open_node(struct node *n, const struct dmk_xfer_events *events)
     n->mem.layout = layout;
     n->mem.full = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (n->mem.full == MAP_FAILED || n->ops->open(&conf, &n->x, &err) < 0 ||
-        n->ops->mem_register(n->x, n->mem.full, bytes, DMK_MEM_HOST, &n->reg, &err) < 0) {
+        n->ops->mem_register(n->x, n->mem.full, bytes, DMK_MEM_KIND_HOST, &n->reg, &err) < 0) {
         fprintf(stderr, "can not open the transport: %s\n", err.text);
         exit(1);
     }

@@ -104,7 +104,7 @@ static int open_side(struct side *s, const struct stage *g, struct dmk_error *er
     if (s->ops->open(&conf, &s->x, err) < 0) {
         return err->status;
     }
-    return s->ops->mem_register(s->x, s->pool, POOL, DMK_MEM_HOST, &s->reg, err);
+    return s->ops->mem_register(s->x, s->pool, POOL, DMK_MEM_KIND_HOST, &s->reg, err);
 }
 
 static void close_side(struct side *s)

@@ -78,11 +78,14 @@ fetch_wheel() { # requirement file sha256
 }
 
 unpack_ucx() {
-  [ "$(cat "$deps/ucx/.wheel" 2>/dev/null)" != "$ucx_sha" ] || return 0
+  [ "$(cat "$deps/ucx/.wheel" 2>/dev/null)" != "$ucx_sha" ] || [ ! -d "$deps/libucx_cu13.libs" ] || return 0
   fetch_wheel libucx-cu13==1.22.0 $ucx_wheel $ucx_sha
   rm -rf "$deps/ucx" "$deps/ucx.tmp"
   "$(python)" -m zipfile -e "$cache/$ucx_wheel" "$deps/ucx.tmp"
   mv "$deps/ucx.tmp/libucx" "$deps/ucx"
+  # What the CUDA modules of the wheel load, where their run path looks for it.
+  rm -rf "$deps/libucx_cu13.libs"
+  mv "$deps/ucx.tmp/libucx_cu13.libs" "$deps/"
   rm -rf "$deps/ucx.tmp"
   for pc in "$deps"/ucx/lib/pkgconfig/*.pc; do
     sed -i "s|^prefix *=.*|prefix=$deps/ucx|; s|^exec_prefix *=.*|exec_prefix=\${prefix}|" "$pc"

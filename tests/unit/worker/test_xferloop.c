@@ -125,8 +125,10 @@ static void messages_and_puts_move_on_the_loop(void **state)
     assert_true(n_progress >= 2);
 
     memset(src, 'x', sizeof(src));
-    assert_int_equal(a.ops->mem_register(a.x, src, sizeof(src), DMK_MEM_HOST, &src_mem, NULL), 0);
-    assert_int_equal(b.ops->mem_register(b.x, dst, sizeof(dst), DMK_MEM_HOST, &dst_mem, NULL), 0);
+    assert_int_equal(a.ops->mem_register(a.x, src, sizeof(src), DMK_MEM_KIND_HOST, &src_mem, NULL),
+                     0);
+    assert_int_equal(b.ops->mem_register(b.x, dst, sizeof(dst), DMK_MEM_KIND_HOST, &dst_mem, NULL),
+                     0);
     assert_int_equal(b.ops->mem_pack(b.x, dst_mem, blob, &blob_len), 0);
     assert_int_equal(a.ops->key_unpack(ep, (struct dmk_bytes){blob, blob_len}, &key), 0);
     assert_int_equal(

@@ -562,8 +562,9 @@ static struct stage *open_sender(void)
                                             .n_full_pages = PAGES},
                                  .full = g->memory};
     assert_int_equal(
-        g->ops->mem_register(g->x, g->memory, sizeof(g->memory), DMK_MEM_HOST, &g->reg, NULL), 0);
-    assert_int_equal(g->ops->mem_register(g->d.x, g->theirs, sizeof(g->theirs), DMK_MEM_HOST,
+        g->ops->mem_register(g->x, g->memory, sizeof(g->memory), DMK_MEM_KIND_HOST, &g->reg, NULL),
+        0);
+    assert_int_equal(g->ops->mem_register(g->d.x, g->theirs, sizeof(g->theirs), DMK_MEM_KIND_HOST,
                                           &g->their_reg, NULL),
                      0);
     tx.xfer = g->x;

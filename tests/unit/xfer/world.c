@@ -490,9 +490,9 @@ static void open_node(struct world *w, struct node *n, const char *name, uint32_
         k->mem.full = calloc(1, dmk_kv_full_bytes(&k->mem.layout));
         k->mem.window = calloc(1, dmk_kv_window_bytes(&k->mem.layout));
         if (w->ops->mem_register(n->xfer, k->mem.full, dmk_kv_full_bytes(&k->mem.layout),
-                                 DMK_MEM_HOST, &k->full_reg, NULL) < 0 ||
+                                 DMK_MEM_KIND_HOST, &k->full_reg, NULL) < 0 ||
             w->ops->mem_register(n->xfer, k->mem.window, dmk_kv_window_bytes(&k->mem.layout),
-                                 DMK_MEM_HOST, &k->window_reg, NULL) < 0) {
+                                 DMK_MEM_KIND_HOST, &k->window_reg, NULL) < 0) {
             abort();
         }
     }

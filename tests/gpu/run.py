@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""The whole cluster on a GPU: router, prefill and decode workers as real processes, pages in device memory.
+
+    tests/gpu/run.py [--build DIR] [--transports cuda,tcp,shm] [--only NAME,...] [--speed]
+
+Needs the programs and the standard library, nothing else, so that it also runs where no test client is. What one
+worker alone answers on the same backend is the measure of every other answer. Each cluster ends with: idle, pages
+balanced. `--backend cpu` runs the same on the host. Exits with 77 where no GPU is.
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import statistics
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from cluster import Cluster, get, random_model, stream_chat, tiny_model  # noqa: E402
+
+MODEL = "gpt-oss-tiny"
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 200, 513, 2047, 4097, 9000]
+KINDS = {"greedy": {"temperature": 0}, "seeded": {"temperature": 1, "top_p": 0.95, "seed": 77}}
+QUESTIONS = {"What is 47 + 35?": "82", "What is 12 + 30?": "42"}
+
+
+class Failure(Exception):
+    pass
+
+
+def check(good, text):
+    if not good:
+        raise Failure(text)
+
+
+def ids(n, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(0, 199998) for _ in range(n)]
+
+
+def complete(cluster, prompt, max_tokens=12, timeout=120, **more):
+    """Text, tokens and log-probabilities of an answer, and its usage."""
+    conn = http.client.HTTPConnection(cluster.url.split("//", 1)[1], timeout=timeout)
+    conn.request("POST", "/v1/completions", json.dumps(
+        {"model": cluster.model_name, "prompt": prompt, "max_tokens": max_tokens, "logprobs": 5, "ignore_eos": True,
+         "temperature": 0, **more}), {"content-type": "application/json"})
+    response = conn.getresponse()
+    body = response.read().decode()
+    conn.close()
+    check(response.status == 200, f"HTTP {response.status}: {body[:300]}")
+    body = json.loads(body)
+    choice = body["choices"][0]
+    log = choice["logprobs"]
+    return (choice["text"], log["tokens"], log["token_logprobs"], log["top_logprobs"], choice["finish_reason"]), body["usage"]
+
+
+class Stream(threading.Thread):
+    """A streamed completion that can be left; times of its chunks."""
+
+    def __init__(self, cluster, prompt, max_tokens=12):
+        super().__init__(daemon=True)
+        self.conn = http.client.HTTPConnection(cluster.url.split("//", 1)[1], timeout=60)
+        self.body = json.dumps({"model": cluster.model_name, "prompt": prompt, "stream": True, "max_tokens": max_tokens,
+                                "temperature": 0, "ignore_eos": True})
+        self.started, self.times, self.text, self.done, self.status = 0.0, [], "", False, None
+        self.first = threading.Event()
+        self.start()
+
+    def run(self):
+        try:
+            self.started = time.monotonic()
+            self.conn.request("POST", "/v1/completions", self.body, {"content-type": "application/json"})
+            response = self.conn.getresponse()
+            self.status = response.status
+            for raw in response:
+                line = raw.decode().strip()
+                if line.startswith("data: {"):
+                    self.times.append(time.monotonic() - self.started)
+                    self.text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                    self.first.set()
+                self.done |= line == "data: [DONE]"
+        except (OSError, http.client.HTTPException, AttributeError):
+            pass
+
+    def leave(self):
+        if self.conn.sock:
+            self.conn.sock.shutdown(2)
+
+
+def state(worker):
+    status, text = get(worker.admin + "/state")
+    check(status == 200, f"{worker.name}: /state answered {status}")
+    return json.loads(text)
+
+
+def balance(cluster, limit_s=20):
+    """Every living worker comes to rest with free + cached + leased + draining == total, and nothing leased."""
+    deadline = time.monotonic() + limit_s
+    for w in cluster.prefill + cluster.decode:
+        while w.alive():
+            pools = state(w)["pools"]
+            for name in ("full", "window"):
+                p = pools[name]
+                check(p["free"] + p["cached"] + p["leased"] + p["draining"] == p["total"], f"{w.name}: {name} {p}")
+            if all(pools[n][k] == 0 for n in ("full", "window") for k in ("leased", "draining")):
+                break
+            check(time.monotonic() < deadline, f"{w.name} still holds pages when idle: {pools}")
+            time.sleep(0.05)
+
+
+class Suite:
+    def __init__(self, args):
+        self.args, self.model = args, random_model(args.build)
+        self.alone_made, self.expected, self.clusters = None, {}, []
+
+    def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), wait=True):
+        threshold = "0" if prefill else "max"
+        common = ["--backend", self.args.backend, *self.args.worker_args]
+        c = Cluster(self.args.build, model or self.model, prefill=prefill, decode=decode, transport=transport,
+                    name=f"gpu-{name}", model_name=MODEL, prefill_args=[*common, *prefill_args],
+                    decode_args=[*common, "--local-prefill-below", threshold, *decode_args],
+                    threads=1 if self.args.backend == "cpu" else 0)
+        self.clusters.append(c)
+        return c.start(120) if wait else c
+
+    @property
+    def alone(self):
+        if not self.alone_made:
+            self.alone_made = self.cluster("alone", prefill=0, transport="none")
+        return self.alone_made
+
+    def want(self, n, which, max_tokens=12, **kind):
+        key = (n, which, max_tokens, json.dumps(kind))
+        if key not in self.expected:
+            self.expected[key] = complete(self.alone, ids(n, which), max_tokens, **kind)[0]
+        return self.expected[key]
+
+    def stop(self):
+        for c in self.clusters:
+            c.stop(kill=True)
+
+
+def same(suite, c, n, which, max_tokens=12, **kind):
+    """The answer to the prompt of n tokens that `which` names is that of one worker alone, to the bit."""
+    got, usage = complete(c, ids(n, which), max_tokens, **kind)
+    want = suite.want(n, which, max_tokens, **kind)
+    check(got == want, f"{n} tokens, prompt {which}: {got[:3]} instead of {want[:3]}")
+    return usage
+
+
+def test_equal(suite, c):
+    """Every length twice (the second time from both caches), greedy and drawn: the bits of one worker alone."""
+    for kind in KINDS.values():
+        for n in LENGTHS:
+            same(suite, c, n, n, **kind)
+            usage = same(suite, c, n, n, **kind)
+            check(n < 129 or usage["prompt_tokens_details"]["cached_tokens"] >= 64, f"{n}: nothing was reused")
+    return f"{2 * 2 * len(LENGTHS)} answers"
+
+
+def test_streams(suite, c):
+    """Sixteen at a time, many lengths, so that transfers and steps mix."""
+    rng = random.Random(5)
+    jobs = [(rng.choice([5, 100, 700, 1500, 3000, 6000]), 100 + i) for i in range(64)]
+    for n, seed in jobs:
+        suite.want(n, seed, 20)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for f in [pool.submit(same, suite, c, n, seed, 20) for n, seed in jobs]:
+            f.result()
+    return f"{len(jobs)} answers, 16 at a time"
+
+
+def test_cancel(suite, c):
+    """Clients that leave before, while and after the pages travel."""
+    rng = random.Random(9)
+    for i in range(30):
+        s = Stream(c, ids(rng.choice([300, 3000, 12000]), 500 + i), 200)
+        if i % 3 == 0:
+            s.first.wait(20)
+        else:
+            time.sleep(rng.random() * 0.15)
+        s.leave()
+    balance(c)
+    same(suite, c, 3000, 3)
+    return "30 clients left"
+
+
+def test_kill(suite, c):
+    """kill -9 of the prefill worker that computes and puts: the other one does it again; D's pages come back."""
+    rng = random.Random(3)
+    hits = 0
+    for i in range(4):
+        prompt = ids(20000, 700 + i)
+        want = complete(suite.alone, prompt)[0]
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, c, prompt)
+            victim, deadline = None, time.monotonic() + 10
+            while not victim and time.monotonic() < deadline and not answer.done():
+                victim = next((p for p in c.prefill if state(p)["jobs"]["running"]), None)
+            time.sleep(rng.random() * 0.05)
+            if victim:
+                hits += not answer.done()
+                victim.signal(signal.SIGKILL)
+                victim.popen.wait(10)
+            check(answer.result()[0] == want, "the answer after a killed prefill worker differs")
+        balance(c)
+        if victim:
+            victim.start(c.env)
+            victim.wait_ready(time.monotonic() + 60)
+            c.wait_connected(time.monotonic() + 30)
+    check(hits > 0, "no prefill worker was hit while it worked")
+    d = state(c.decode[0])
+    check(d["consistent"], f"the decode worker's pools disagree with themselves: {d}")
+    return f"{hits} of 4 hit at work"
+
+
+def test_decode_killed(suite, c):
+    """kill -9 of the decode worker in the middle: a clear end, then a new start serves again."""
+    s = Stream(c, ids(20000, 900), 400)
+    s.first.wait(20)
+    victim = c.decode[0]
+    victim.signal(signal.SIGKILL)
+    victim.popen.wait(10)
+    s.join(30)
+    check(not s.is_alive(), "the stream hangs after its decode worker was killed")
+    victim.start(c.env)
+    victim.wait_ready(time.monotonic() + 60)
+    c.wait_connected(time.monotonic() + 30)
+    same(suite, c, 3000, 3)
+    return "one stream ended"
+
+
+def chat(c, question):
+    parts = []
+
+    def on_line(line):
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:]).get("choices", []):
+                parts.append(choice.get("delta", {}).get("content") or "")
+
+    stream_chat(c.url, {"model": MODEL, "stream": True, "max_tokens": 160, "temperature": 0, "reasoning_effort": "low",
+                        "messages": [{"role": "user", "content": question}]}, on_line=on_line)
+    return "".join(parts)
+
+
+def test_answers(suite, c):
+    for question, part in QUESTIONS.items():
+        text = chat(c, question)
+        check(part in text, f"{question} {text!r}")
+    return f"{len(QUESTIONS)} questions"
+
+
+def speed(label, c, lengths):
+    """Milliseconds to the first token, medians over fresh prompts, and what the router's log says of each."""
+    for n in lengths:
+        first, each = [], []
+        for i in range(6):
+            s = Stream(c, ids(n, 10000 + n * 10 + i), 8)
+            s.join(60)
+            check(s.done, f"no answer to {n} tokens")
+            if i:  # the first one warms up
+                first.append(s.times[0] * 1e3)
+                each.append((s.times[-1] - s.times[0]) * 1e3 / max(len(s.times) - 1, 1))
+        line = c.routers[0].log_tail(1)
+        said = [m[0] for m in re.findall(r"((prefill_compute|prefill|transfer|first_token)_(ms|bytes|gb_s)=\S+)", line)]
+        print(f"  {label:6} prompt {n:6}: first token {statistics.median(first):7.1f} ms ({min(first):.1f} to "
+              f"{max(first):.1f}), then {statistics.median(each):.2f} ms a token; last: {' '.join(said)}", flush=True)
+
+
+def measure(suite):
+    lengths = [1024, 8192, 32768]
+    pools = ["--full-pages", "4096", "--window-pages", "256", "--weights", "random", "--max-context", "65536"]
+    chunk = ["--chunk-tokens", str(suite.args.chunk)]
+    model = suite.args.speed
+    c = suite.cluster("speed-alone", prefill=0, transport="none", model=model, decode_args=[*pools, *chunk])
+    speed("alone", c, lengths)
+    c.stop()
+    for transport in suite.args.transports:
+        c = suite.cluster(f"speed-{transport}", transport=transport, model=model,
+                          prefill_args=[*pools, *chunk], decode_args=pools)
+        speed(transport, c, lengths)
+        c.stop()
+
+
+TESTS = {"equal": test_equal, "streams": test_streams, "cancel": test_cancel, "kill": test_kill,
+         "decode-killed": test_decode_killed}
+
+
+def run_transport(suite, transport, names):
+    """Two prefill workers and a decode worker; returns the number of failures."""
+    failed = 0
+    try:
+        c = suite.cluster(transport, prefill=2, transport=transport)
+    except Exception as e:  # what the log says is in it
+        print(f"FAIL {transport} start: {e}", flush=True)
+        return 1
+    for name in names:
+        started = time.monotonic()
+        try:
+            text = TESTS[name](suite, c)
+            balance(c)
+            print(f"ok   {transport:5} {name:14} {text} ({time.monotonic() - started:.1f} s)", flush=True)
+        except Exception as e:
+            failed += 1
+            print(f"FAIL {transport:5} {name:14} {type(e).__name__}: {e}", flush=True)
+            for p in c.processes:
+                print("\n".join(f"     {p.name}: {line}" for line in p.log_tail(6).splitlines()))
+            if not all(p.alive() for p in c.processes):
+                break
+    c.stop()
+    return failed
+
+
+def run_answers(suite, transports):
+    failed = 0
+    for transport in transports:
+        try:
+            c = suite.cluster(f"answers-{transport}", transport=transport, model=tiny_model(suite.args.build))
+            print(f"ok   {transport:5} answers        {test_answers(suite, c)}", flush=True)
+            c.stop()
+        except Exception as e:
+            failed += 1
+            print(f"FAIL {transport:5} answers        {type(e).__name__}: {e}", flush=True)
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--build", default=str(ROOT / "build"), help="build folder")
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--transports", default="cuda,tcp,shm")
+    parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers'])}")
+    parser.add_argument("--speed", default="", metavar="MODEL", help="instead of the tests: time to the first token with "
+                        "random weights of gpt-oss-20b or gpt-oss-120b")
+    parser.add_argument("--chunk", type=int, default=8192, help="--chunk-tokens for --speed")
+    parser.add_argument("--worker-args", default="", help="further arguments of all workers")
+    args = parser.parse_args()
+    args.transports, args.worker_args = args.transports.split(","), args.worker_args.split()
+    names = args.only.split(",") if args.only else [*TESTS, "answers"]
+    if args.backend == "cuda" and not os.path.exists("/dev/nvidiactl"):
+        print("gpu tests: skipped, this machine has no NVIDIA device")
+        return 77
+    suite, failed, started = Suite(args), 0, time.monotonic()
+    try:
+        if args.speed:
+            measure(suite)
+            return 0
+        if [n for n in names if n in TESTS]:
+            _ = suite.alone
+            for t in args.transports:
+                failed += run_transport(suite, t, [n for n in names if n in TESTS])
+        if "answers" in names:
+            failed += run_answers(suite, args.transports)
+    finally:
+        suite.stop()
+    print(f"gpu tests: {failed} failed ({time.monotonic() - started:.0f} s)")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
