@@ -1,6 +1,6 @@
-/* bench_device: prefill and decode of a full-size model with random weights on one device.
+/* bench_device: prefill and decode on one device, of a full-size model with random weights or of a checkpoint.
  *
- *   bench_device [--preset gpt-oss-120b] [--prefill 1024,8192] [--batch 1,8,32] [--context 8192] [--runs 20]
+ *   bench_device [--preset gpt-oss-120b | --model DIR] [--prefill 1024,8192] [--batch 1,8,32] [--context 8192] [--runs 20]
  *                [--chunk 8192] [--experts mxfp4|fp8] [--commit HASH] [--machine NAME] [--driver NAME] [--date DATE] [--csv FILE]
  *
  * Prefill: a prompt in chunks, no logits; decode: steps of a whole batch at one context, tokens picked on the
@@ -21,7 +21,7 @@ struct list {
 };
 
 struct options {
-    const char *preset, *experts, *commit, *machine, *driver, *date, *csv;
+    const char *preset, *model, *experts, *commit, *machine, *driver, *date, *csv;
     struct list prefill, batch, context;
     uint32_t runs, chunk;
 };
@@ -186,9 +186,9 @@ static struct options parse(int argc, char **argv)
         const struct {
             const char *name;
             const char **value;
-        } texts[] = {{"--preset", &o.preset},   {"--experts", &o.experts}, {"--commit", &o.commit},
-                     {"--machine", &o.machine}, {"--driver", &o.driver},   {"--date", &o.date},
-                     {"--csv", &o.csv}};
+        } texts[] = {{"--preset", &o.preset}, {"--model", &o.model},     {"--experts", &o.experts},
+                     {"--commit", &o.commit}, {"--machine", &o.machine}, {"--driver", &o.driver},
+                     {"--date", &o.date},     {"--csv", &o.csv}};
         const struct {
             const char *name;
             struct list *value;
@@ -209,6 +209,7 @@ static struct options parse(int argc, char **argv)
             o.chunk = (uint32_t)strtoul(value, NULL, 10);
         }
     }
+    o.preset = o.model ? "checkpoint" : o.preset;
     if (o.runs == 0 || o.runs > MAX_RUNS || o.chunk == 0) {
         die("--runs is 1 to 200, --chunk at least 1");
     }
@@ -229,7 +230,8 @@ int main(int argc, char **argv)
         }
         n_pages = want > n_pages ? want : n_pages;
     }
-    struct dmk_engine_conf conf = {.random_preset = o.preset,
+    struct dmk_engine_conf conf = {.model_dir = o.model,
+                                   .random_preset = o.model ? NULL : o.preset,
                                    .random_seed = 1,
                                    .fp8_experts = strcmp(o.experts, "fp8") == 0,
                                    .backend = "cuda",
