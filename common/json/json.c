@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MIN_WIDE_DIGITS 19 /* of the numbers that may not fit into 64 bits */
+
 /* jansson recurses once a level, so the depth is bounded before it sees the text. */
 static bool is_too_deep(struct dmk_str text, uint32_t max_depth)
 {
@@ -67,9 +69,9 @@ static bool is_surrogate(int code, int half)
     return code >= half && code < half + 0x400;
 }
 
-/* Where the next escape from at on is that names half a character without its other half; text.len when
- * there is none. */
-static size_t find_lone_surrogate(struct dmk_str text, size_t at)
+/* Where the next escape from at on is that no string can hold: half a character without its other half, or
+ * NUL. text.len when there is none. */
+static size_t find_lone_escape(struct dmk_str text, size_t at)
 {
     while (at < text.len) {
         const char *next = memchr(text.data + at, '\\', text.len - at);
@@ -82,7 +84,7 @@ static size_t find_lone_surrogate(struct dmk_str text, size_t at)
 
         if (is_surrogate(code, 0xd800) && is_surrogate(read_escape(text, at + 6), 0xdc00)) {
             at += 12;
-        } else if (is_surrogate(code, 0xd800) || is_surrogate(code, 0xdc00)) {
+        } else if (code == 0 || is_surrogate(code, 0xd800) || is_surrogate(code, 0xdc00)) {
             return at;
         } else {
             at += 2;
@@ -91,21 +93,103 @@ static size_t find_lone_surrogate(struct dmk_str text, size_t at)
     return text.len;
 }
 
-/* A copy of the text in which lone surrogates, the first of which is at, are U+FFFD; NULL: no memory. */
-static char *repair_surrogates(struct dmk_str text, size_t at)
+/* Writes U+FFFD over all such escapes, the first of which is at. */
+static void repair_escapes(char *copy, struct dmk_str text, size_t at)
 {
     static const char digits[] = {'f', 'f', 'f', 'd'};
-    char *copy = malloc(text.len);
 
-    if (!copy) {
-        return NULL;
-    }
-    memcpy(copy, text.data, text.len);
     while (at < text.len) {
         memcpy(copy + at + 2, digits, sizeof(digits));
-        at = find_lone_surrogate(text, at + 6);
+        at = find_lone_escape(text, at + 6);
     }
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The end of the number whose first digit or sign is at; *ret_whole: it has neither point nor exponent. */
+static size_t end_of_number(struct dmk_str text, size_t at, bool *ret_whole)
+{
+    *ret_whole = true;
+    for (at += text.data[at] == '-'; at < text.len; at++) {
+        const char c = text.data[at];
+
+        if (c == '.' || c == 'e' || c == 'E') {
+            *ret_whole = false;
+        } else if (!is_digit(c) && c != '+' && c != '-') {
+            break;
+        }
+    }
+    return at;
+}
+
+/* Of the text of a whole number: is it beyond what json_int_t holds? */
+static bool is_wide(const char *text, size_t len)
+{
+    char digits[24];
+
+    if (len < MIN_WIDE_DIGITS || len >= sizeof(digits)) {
+        return len >= MIN_WIDE_DIGITS;
+    }
+    memcpy(digits, text, len);
+    digits[len] = '\0';
+    errno = 0;
+    (void)strtoll(digits, NULL, 10);
+    return errno == ERANGE;
+}
+
+/* A copy in which whole numbers that 64 bits do not hold are reals. NULL: no memory. */
+static char *widen_integers(struct dmk_str text, size_t *ret_len)
+{
+    char *copy = malloc(text.len + text.len / MIN_WIDE_DIGITS * 2 + 2);
+    bool in_string = false;
+    size_t n = 0;
+
+    for (size_t i = 0; copy && i < text.len;) {
+        const char c = text.data[i];
+        size_t end = i + 1;
+        bool whole = false;
+
+        if (in_string) {
+            end += c == '\\' && end < text.len;
+            in_string = c != '"';
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '-' || is_digit(c)) {
+            end = end_of_number(text, i, &whole);
+        }
+        memcpy(copy + n, text.data + i, end - i);
+        n += end - i;
+        if (whole && is_wide(text.data + i, end - i)) {
+            copy[n++] = 'e';
+            copy[n++] = '0';
+        }
+        i = end;
+    }
+    *ret_len = n;
     return copy;
+}
+
+static int refuse_text(struct dmk_str text, const char *name, const json_error_t *err,
+                       struct dmk_error *reterr)
+{
+    switch (json_error_code(err)) {
+    case json_error_invalid_utf8:
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: not UTF-8 at byte %d: %s", name,
+                             err->position, err->text);
+    case json_error_out_of_memory:
+        return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to parse %zu bytes of JSON", name,
+                             text.len);
+    case json_error_numeric_overflow:
+        return dmk_error_set(reterr, -DMK_EFORMAT,
+                             "%s: the number at line %d column %d is beyond what a double holds",
+                             name, err->line, err->column);
+    default:
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: not valid JSON at line %d column %d: %s",
+                             name, err->line, err->column, err->text);
+    }
 }
 
 int dmk_json_parse(struct dmk_str text, const char *name, uint32_t max_depth, json_t **ret_root,
@@ -119,30 +203,32 @@ int dmk_json_parse(struct dmk_str text, const char *name, uint32_t max_depth, js
         return dmk_error_set(reterr, -DMK_EFORMAT, "%s: nested deeper than %u levels", name,
                              max_depth);
     }
-    const size_t lone = find_lone_surrogate(text, 0);
-    char *copy = lone < text.len ? repair_surrogates(text, lone) : NULL;
+    const size_t lone = find_lone_escape(text, 0);
+    char *copy = lone < text.len ? malloc(text.len) : NULL;
 
     if (lone < text.len && !copy) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to parse %zu bytes of JSON", name,
                              text.len);
     }
-    root = json_loadb(copy ? copy : text.data ? text.data : "", text.len, flags, &err);
+    if (copy) {
+        memcpy(copy, text.data, text.len);
+        repair_escapes(copy, text, lone);
+        text.data = copy;
+    }
+    root = json_loadb(text.data ? text.data : "", text.len, flags, &err);
+    if (!root && json_error_code(&err) == json_error_numeric_overflow) {
+        size_t len;
+        char *wide = widen_integers(text, &len);
+
+        root = wide ? json_loadb(wide, len, flags, &err) : NULL;
+        free(wide);
+    }
     free(copy);
-    if (root) {
-        *ret_root = root;
-        return 0;
+    if (!root) {
+        return refuse_text(text, name, &err, reterr);
     }
-    switch (json_error_code(&err)) {
-    case json_error_invalid_utf8:
-        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: not UTF-8 at byte %d: %s", name,
-                             err.position, err.text);
-    case json_error_out_of_memory:
-        return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to parse %zu bytes of JSON", name,
-                             text.len);
-    default:
-        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: not valid JSON at line %d column %d: %s",
-                             name, err.line, err.column, err.text);
-    }
+    *ret_root = root;
+    return 0;
 }
 
 /* Reads a whole regular file into malloc'd memory. */

@@ -1,7 +1,9 @@
 /* Strict JSON on top of jansson, with sentences.
  *
- * Text is RFC 8259: UTF-8 only, no duplicate keys, no NUL in strings, nothing after the value,
- * bounded size and depth. An escape that is half a character (a lone surrogate) is U+FFFD. Values are jansson's json_t; whoever parses owns the root (json_decref)
+ * Text is RFC 8259: UTF-8 only, no duplicate keys, nothing after the value, bounded size and depth.
+ * Three things that it may hold have no place in a json_t and come as the nearest that has: an escape that
+ * is half a character (a lone surrogate) and one that is NUL are U+FFFD, a whole number beyond 64 bits is a
+ * real. Values are jansson's json_t; whoever parses owns the root (json_decref)
  * and may use jansson's own accessors on it. The getters below add bounds and errors that name the
  * place.
  *

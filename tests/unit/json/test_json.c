@@ -19,13 +19,14 @@ static const struct {
     {"{'a':1}", -DMK_EFORMAT, "not valid JSON"},
     {"[01]", -DMK_EFORMAT, "not valid JSON"},
     {"[NaN]", -DMK_EFORMAT, "not valid JSON"},
-    {"[1e999]", -DMK_EFORMAT, "not valid JSON"},
+    {"[1e999]", -DMK_EFORMAT, "beyond what a double holds"},
     {"[1] 2", -DMK_EFORMAT, "not valid JSON at line 1 column 5: end of file expected"},
     {"{\"a\":1,\"a\":2}", -DMK_EFORMAT, "duplicate object key near '\"a\"'"},
-    {"[\"\\u0000\"]", -DMK_EFORMAT, "not valid JSON"},
     {"[\"\xc0\x80\"]", -DMK_EFORMAT, "the body: not UTF-8 at byte 2"},
     {"\xef\xbb\xbf[]", -DMK_EFORMAT, "not valid JSON"},
-    {"[9223372036854775808]", -DMK_EFORMAT, "too big integer"},
+    {"[9223372036854775808, 1e400]", -DMK_EFORMAT, "beyond what a double holds"},
+    {"[9223372036854775808, x]", -DMK_EFORMAT, "not valid JSON"},
+    {"[--9223372036854775808]", -DMK_EFORMAT, "not valid JSON"},
     {"[[[[[1]]]]]", -DMK_EFORMAT, "the body: nested deeper than 4 levels"},
 };
 
@@ -86,6 +87,54 @@ static void test_refused(void **state)
         assert_non_null(strstr(err.text, bad[i].sentence));
         assert_null(root);
     }
+}
+
+/* What is valid JSON and has no place in a json_t comes as the nearest that has; all else stays. */
+static void test_nearest(void **state)
+{
+    static const struct {
+        const char *text;
+        double number;
+    } numbers[] = {
+        {"18446744073709551615", 18446744073709551615.0},
+        {"9223372036854775808", 9223372036854775808.0},
+        {"-9223372036854775809", -9223372036854775808.0},
+        {"123456789012345678901234567890", 123456789012345678901234567890.0},
+    };
+    json_t *root = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        char text[300];
+        const json_t *v;
+
+        /* Beside it: numbers that fit, and strings of digits. */
+        snprintf(text, sizeof(text),
+                 "[%s, 9223372036854775807, -9223372036854775808, -999999999999999999, "
+                 "\"99999999999999999999\", \"\\\"99999999999999999999\", {\"a\": %s}]",
+                 numbers[i].text, numbers[i].text);
+        assert_int_equal(dmk_json_parse(dmk_str_from(text), "x", 4, &root, NULL), 0);
+        v = json_array_get(root, 0);
+        assert_true(json_is_real(v) && json_real_value(v) == numbers[i].number);
+        assert_true(json_integer_value(json_array_get(root, 1)) == INT64_MAX);
+        assert_true(json_integer_value(json_array_get(root, 2)) == INT64_MIN);
+        assert_true(json_integer_value(json_array_get(root, 3)) == -999999999999999999);
+        assert_string_equal(json_string_value(json_array_get(root, 4)), "99999999999999999999");
+        assert_string_equal(json_string_value(json_array_get(root, 5)), "\"99999999999999999999");
+        assert_true(json_real_value(json_object_get(json_array_get(root, 6), "a")) ==
+                    numbers[i].number);
+        json_decref(root);
+    }
+    assert_int_equal(
+        dmk_json_parse(dmk_str_from("[\"a\\u0000b\", \"\\\\u0000\"]"), "x", 4, &root, NULL), 0);
+    assert_string_equal(json_string_value(json_array_get(root, 0)), "a\xef\xbf\xbd"
+                                                                    "b");
+    assert_string_equal(json_string_value(json_array_get(root, 1)), "\\u0000");
+    json_decref(root);
+    assert_int_equal(dmk_json_parse(dmk_str_from("{\"a\\u0000b\": 1}"), "x", 4, &root, NULL), 0);
+    assert_true(json_integer_value(json_object_get(root, "a\xef\xbf\xbd"
+                                                         "b")) == 1);
+    json_decref(root);
 }
 
 /* Brackets in strings are no depth; a NUL in the text is no end. */
@@ -223,9 +272,10 @@ static void test_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_lone_surrogates),
-        cmocka_unit_test(test_accepted), cmocka_unit_test(test_getters),
-        cmocka_unit_test(test_show),     cmocka_unit_test(test_files),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_lone_surrogates),
+        cmocka_unit_test(test_nearest), cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_getters), cmocka_unit_test(test_show),
+        cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
