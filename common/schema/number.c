@@ -4,6 +4,8 @@
  * with two marks: so far equal to the low end, so far equal to the high end. */
 #include "common/schema/values.h"
 
+#include "common/base/assert.h"
+
 #define MAX_DIGITS   DMK_VALUE_MAX_DIGITS
 #define MAX_FRACTION 17
 #define MAX_NUMBER   999999999999999999 /* 18 digits */
@@ -21,6 +23,7 @@ static unsigned count_digits(uint64_t v)
 
 static void put_digits(uint64_t v, unsigned n, uint8_t out[MAX_DIGITS])
 {
+    dmk_assert(n <= MAX_DIGITS);
     while (n-- > 0) {
         out[n] = (uint8_t)(v % 10);
         v /= 10;

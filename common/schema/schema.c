@@ -7,7 +7,7 @@
 #include <string.h>
 #include "common/base/hash.h"
 
-#define MAX_BOUND 999999999999999999.0
+#define MAX_BOUND 999999999999999999 /* 18 digits; as a double it would be 10^18 */
 
 /* ---------------------------------------------------------------- the list */
 
@@ -319,11 +319,13 @@ static int build_alternatives(struct dmk_schemas *s, const struct dmk_job *job, 
     return 0;
 }
 
+/* A bound that no number of 18 digits passes is the end of those: nothing beyond is written anyway. */
 static int read_bound(struct dmk_schemas *s, const struct dmk_job *job, const json_t *schema,
-                      const char *key, bool whole, bool up, bool *ret_has, int64_t *ret)
+                      const char *key, bool low, bool whole, bool up, bool *ret_has, int64_t *ret)
 {
     const json_t *v = json_object_get(schema, key);
     double x = json_number_value(v);
+    int64_t bound;
 
     *ret_has = false;
     if (!v || json_is_boolean(v)) {
@@ -338,11 +340,16 @@ static int read_bound(struct dmk_schemas *s, const struct dmk_job *job, const js
         }
         x = up ? ceil(x) : floor(x);
     }
-    if (x < -MAX_BOUND || x > MAX_BOUND) {
+    if (json_is_integer(v)) {
+        bound = json_integer_value(v);
+    } else {
+        bound = fabs(x) < 1e18 ? (int64_t)x : x < 0 ? INT64_MIN : INT64_MAX;
+    }
+    if (low ? bound > MAX_BOUND : bound < -MAX_BOUND) {
         return dmk_schema__bad(s, job, "\"%s\" must have at most 18 digits", key);
     }
     *ret_has = true;
-    *ret = json_is_integer(v) ? json_integer_value(v) : (int64_t)x;
+    *ret = bound < -MAX_BOUND ? -MAX_BOUND : bound > MAX_BOUND ? MAX_BOUND : bound;
     return 0;
 }
 
@@ -358,9 +365,9 @@ static int read_end(struct dmk_schemas *s, const struct dmk_job *job, const json
     int64_t closed = 0, open = 0;
     int r;
 
-    if ((r = read_bound(s, job, schema, closed_key, whole, low, &has_closed, &closed)) < 0 ||
+    if ((r = read_bound(s, job, schema, closed_key, low, whole, low, &has_closed, &closed)) < 0 ||
         /* Above 1.5 means from 2 on: the bound below, left out. */
-        (r = read_bound(s, job, schema, open_key, whole, !low, &has_open, &open)) < 0) {
+        (r = read_bound(s, job, schema, open_key, low, whole, !low, &has_open, &open)) < 0) {
         return r;
     }
     *ret_has = has_closed || has_open;
