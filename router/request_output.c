@@ -219,6 +219,7 @@ int dmk_request__output_init(struct dmk_request *r)
             .tool_names = names,
             .n_tool_names = n_tools,
             .tools_allowed = n_tools > 0 && view->tool_choice != DMK_TOOLS_NONE,
+            .runs_on = r->ask.ignore_eos,
             .call_id_seed = r->id.lo ^ (0x9e3779b97f4a7c15ull * (i + 1)),
             .on_event = on_event,
             .ud = c,

@@ -36,7 +36,7 @@ int dmk_request__send_generate(struct dmk_request *r)
     uint32_t bias_ids[DMK_ASK_MAX_BIAS];
     float bias_values[DMK_ASK_MAX_BIAS];
 
-    for (size_t i = 0; i < r->format->n_stop_ids && g.n_stop_ids < 16; i++) {
+    for (size_t i = 0; !ask->ignore_eos && i < r->format->n_stop_ids && g.n_stop_ids < 16; i++) {
         stop_ids[g.n_stop_ids++] = r->format->stop_ids[i];
     }
     for (size_t i = 0; i < ask->n_stop_ids; i++) {

@@ -66,6 +66,7 @@ struct dmk_parser_conf {
     const struct dmk_str *tool_names;
     size_t n_tool_names;
     bool tools_allowed; /* false: no tools or tool_choice "none": calls go into the content */
+    bool runs_on; /* stop ids end a message and not the output: whatever follows is read too */
     uint64_t
         call_id_seed; /* ids of calls are a function of (seed, call index, form of the header) */
     dmk_event_fn on_event;
@@ -94,7 +95,7 @@ struct dmk_format {
     const uint32_t *stop_ids;
     size_t n_stop_ids;
     struct dmk_parser *(*parser_new)(const struct dmk_parser_conf *conf); /* NULL: out of memory */
-    /* Ids after a stop id are ignored. */
+    /* Ids after a stop id are ignored, unless the parser runs on. */
     void (*parser_push)(struct dmk_parser *parser, uint32_t id);
     /* Ends the output and flushes what was held back. cut: it was ended from outside (length,
      * cancel), not by the model or a stop string; a call that is open then is not finished. Call

@@ -404,8 +404,10 @@ void dmk_harmony_parser_push(struct dmk_parser *parser, uint32_t id)
     case DMK_TOKEN_CALL:
     case DMK_TOKEN_END_OF_TEXT:
         push_end(p);
-        p->result.stop_id = id;
-        p->state = STOPPED;
+        if (!p->conf.runs_on) {
+            p->result.stop_id = id;
+            p->state = STOPPED;
+        }
         break;
     case DMK_TOKEN_END:
         push_end(p);

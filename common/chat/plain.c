@@ -62,7 +62,7 @@ static void parser_push(struct dmk_parser *parser, uint32_t id)
     parser->n_tokens++;
     for (size_t i = 0; i < sizeof(stop_ids) / sizeof(stop_ids[0]); i++) {
         if (id == stop_ids[i]) {
-            parser->result.stop_id = id;
+            parser->result.stop_id = parser->conf.runs_on ? 0 : id;
             return;
         }
     }

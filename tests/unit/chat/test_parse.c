@@ -482,6 +482,57 @@ static void test_plain(void **state)
     turn_fini(&turn);
 }
 
+static void push_all(const struct fixture *f, const uint32_t *ids, size_t n, struct turn *turn)
+{
+    const struct dmk_str name = dmk_str_from("f");
+    const struct dmk_parser_conf conf = {.vocab = f->vocab,
+                                         .tool_names = &name,
+                                         .n_tool_names = 1,
+                                         .tools_allowed = true,
+                                         .runs_on = true,
+                                         .on_event = turn_event,
+                                         .ud = turn};
+    struct dmk_parser *parser = f->format->parser_new(&conf);
+
+    assert_non_null(parser);
+    for (size_t i = 0; i < n; i++) {
+        f->format->parser_push(parser, ids[i]);
+    }
+    f->format->parser_end(parser, true, &turn->result);
+    f->format->parser_free(&parser);
+}
+
+/* Where the client asked to go on behind the stop ids, they end a message and nothing else. */
+static void test_runs_on(void **state)
+{
+    struct fixture f = *(struct fixture *)*state;
+    struct dmk_ids ids;
+    struct turn turn;
+
+    ids_of(&f,
+           "<|channel|>final<|message|>one<|return|><|start|>assistant<|channel|>commentary "
+           "to=functions.f json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>"
+           "two<|end|><|return|><|endoftext|>",
+           &ids);
+    turn_init(&turn);
+    push_all(&f, ids.data, ids.len, &turn);
+    assert_string_equal(text_of(&turn.content), "one\ntwo");
+    assert_int_equal(turn.n_calls, 1);
+    assert_int_equal(turn.result.stop_id, 0);
+    turn_fini(&turn);
+    dmk_ids_fini(&ids);
+
+    f.format = dmk_format_find("plain");
+    ids_of(&f, "one<|return|> two<|call|><|endoftext|> three", &ids);
+    turn_init(&turn);
+    push_all(&f, ids.data, ids.len, &turn);
+    assert_string_equal(text_of(&turn.content), "one two three");
+    assert_int_equal(turn.result.n_recovered, 0);
+    assert_int_equal(turn.result.stop_id, 0);
+    turn_fini(&turn);
+    dmk_ids_fini(&ids);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_call_ids_differ),
         cmocka_unit_test(test_reasoning_tokens),
         cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_runs_on),
     };
 
     return cmocka_run_group_tests(tests, fixture_open, fixture_close);
