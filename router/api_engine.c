@@ -3,6 +3,7 @@
  *
  * parse is pure and runs on a pool thread; answers are in api_engine_out.c. In this wire plain zeros mean "not set". What would change the answer and is not had here is refused by name. */
 #include <stdlib.h>
+#include "common/rpc/strings.h"
 #include "common/text/utf8.h"
 #include "router/api_engine.h"
 #include "router/constraint.h"
@@ -282,9 +283,14 @@ int dmk_engine_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,
                      struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
     struct parse p = {.limits = limits, .ask = ask, .err = reterr};
-    request_msg *in = vllm__grpc__engine__generate_request__unpack(NULL, body.len, body.data);
+    const char *nul = dmk_rpc_nul_field(&vllm__grpc__engine__generate_request__descriptor, body);
+    request_msg *in =
+        nul ? NULL : vllm__grpc__engine__generate_request__unpack(NULL, body.len, body.data);
     int rc;
 
+    if (nul) {
+        return dmk_api_bad(reterr, nul, "%s holds a NUL character, which is not taken here", nul);
+    }
     if (!in) {
         return dmk_api_bad(reterr, "", "the request is not a vllm.grpc.engine.GenerateRequest");
     }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/json/json.h"
+#include "common/rpc/strings.h"
 #include "proto/damask_frontend.pb-c.h"
 #include "router/api_chat.h"
 
@@ -317,9 +318,13 @@ static int grpc_parse(struct dmk_bytes body, const struct dmk_api_limits *limits
                       struct dmk_ask *ask, struct dmk_api_error *reterr)
 {
     struct parse p = {.err = reterr};
-    chat_request *in = damask__v1__chat_request__unpack(NULL, body.len, body.data);
+    const char *nul = dmk_rpc_nul_field(&damask__v1__chat_request__descriptor, body);
+    chat_request *in = nul ? NULL : damask__v1__chat_request__unpack(NULL, body.len, body.data);
     json_t *root;
 
+    if (nul) {
+        return dmk_api_bad(reterr, nul, "%s holds a NUL character, which is not taken here", nul);
+    }
     if (!in) {
         return dmk_api_bad(reterr, "", "the request is not a damask.v1.ChatRequest");
     }

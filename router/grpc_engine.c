@@ -5,6 +5,7 @@
 #include <time.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/rpc/strings.h"
 #include "proto/vllm_engine.pb-c.h"
 #include "router/grpc_front.h"
 #include "router/tokenizer_zip.h"
@@ -59,7 +60,9 @@ static void abort_requests(struct dmk_grpc_front *f, struct dmk_rpc_stream *stre
 {
     const Vllm__Grpc__Engine__AbortResponse answer = VLLM__GRPC__ENGINE__ABORT_RESPONSE__INIT;
     Vllm__Grpc__Engine__AbortRequest *m =
-        vllm__grpc__engine__abort_request__unpack(NULL, message.len, message.data);
+        dmk_rpc_nul_field(&vllm__grpc__engine__abort_request__descriptor, message)
+            ? NULL /* half an id may be another's */
+            : vllm__grpc__engine__abort_request__unpack(NULL, message.len, message.data);
 
     if (!m) {
         dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "the request can not be read");

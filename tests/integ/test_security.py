@@ -722,7 +722,8 @@ def test_no_request_is_smuggled(workers, headers):
 
 def test_model_names_reach_no_file(workers, tmp_path):
     d = workers("decode", script=says(HELLO))
-    names = ["../../etc/passwd", "/models/gpt-oss-20b", f"{MODEL}/", f"./{MODEL}", f"{MODEL}/../{MODEL}", MODEL.upper(), " " + MODEL]
+    names = ["../../etc/passwd", "/models/gpt-oss-20b", f"{MODEL}/", f"./{MODEL}", f"{MODEL}/../{MODEL}", MODEL.upper(), " " + MODEL,
+             f"{MODEL}\u0000x"]
     with Router(decode=[d], args=["--model-aliases", "openai/gpt-oss-test"]) as r:
         trace = tmp_path / "trace"
         strace = shutil.which("strace")
@@ -732,7 +733,7 @@ def test_model_names_reach_no_file(workers, tmp_path):
         for name in names:
             status, _, body = post(r, chat_body(model=name))
             assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found"), name
-        for name in (f"{MODEL}\u0000x", f"{MODEL}\n", "x" * 257, "x" * (1 << 20), ""):
+        for name in (f"{MODEL}\n", "x" * 257, "x" * (1 << 20), ""):
             status, _, body = post(r, chat_body(model=name))
             assert status == 400 and len(json.loads(body)["error"]["message"]) < 250, name[:20]
         for path in ("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%00", f"{MODEL}%00", "..", "%2e%2e", "x" * 2000):
@@ -744,7 +745,8 @@ def test_model_names_reach_no_file(workers, tmp_path):
         pb2, stubs = grpc_modules()
         with grpc_channel(r) as channel:
             for name in names:
-                assert code_of(lambda: list(stubs.FrontendStub(channel).Chat(grpc_chat(model=name)))) == grpc.StatusCode.NOT_FOUND
+                want = grpc.StatusCode.INVALID_ARGUMENT if "\0" in name else grpc.StatusCode.NOT_FOUND
+                assert code_of(lambda: list(stubs.FrontendStub(channel).Chat(grpc_chat(model=name)))) == want
         if tracer:
             tracer.send_signal(signal.SIGINT)
             tracer.wait(10)
