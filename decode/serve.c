@@ -397,7 +397,10 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
     if (r == 0) {
         const struct dmk_msg_limits limits = {.vocab_size = engine->shape->vocab,
                                               .max_context = dmk_decode_max_context(s->core),
-                                              .max_choices = DMK_DECODE_MAX_CHOICES};
+                                              .max_choices =
+                                                  s->options->max_sequences < DMK_DECODE_MAX_CHOICES
+                                                      ? s->options->max_sequences
+                                                      : DMK_DECODE_MAX_CHOICES};
 
         dmk_worker_set_limits(worker, &limits);
         make_metrics(s);

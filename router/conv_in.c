@@ -67,11 +67,13 @@ int dmk_conv_in_copy(struct dmk_conv_in *in, const json_t *string, struct dmk_st
     return dmk_conv_failed(in->conv) ? dmk_conv_in_too_big(in) : 0;
 }
 
+/* Types of parts that are text, and the member that holds it. */
+static const char *const kinds[][2] = {
+    {"text", "text"}, {"input_text", "text"}, {"output_text", "text"}, {"refusal", "refusal"}};
+
 /* The text of a part, or NULL when it is none. */
 static const json_t *text_of_part(const json_t *part)
 {
-    static const char *const kinds[][2] = {
-        {"text", "text"}, {"input_text", "text"}, {"output_text", "text"}, {"refusal", "refusal"}};
     const json_t *type = json_object_get(part, "type");
 
     for (size_t i = 0; json_is_string(type) && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
@@ -90,6 +92,12 @@ static int refuse_part(struct dmk_conv_in *in, const json_t *part, const char *a
     char param[96];
     char quoted[68];
 
+    for (size_t k = 0; json_is_string(type) && k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        if (strcmp(json_string_value(type), kinds[k][0]) == 0) {
+            (void)snprintf(param, sizeof(param), "%s[%zu].%s", at, i, kinds[k][1]);
+            return dmk_api_bad(in->err, param, "%s must be a string", param);
+        }
+    }
     if (json_is_string(type)) {
         (void)snprintf(param, sizeof(param), "%s[%zu].type", at, i);
         return dmk_api_bad(in->err, param,

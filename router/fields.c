@@ -20,6 +20,24 @@ static struct path path_of(const char *prefix, const char *key)
     return p;
 }
 
+struct number {
+    char text[32];
+};
+
+/* As the client may have written it: six digits would show 2.0000001 as the 2 that is allowed. */
+static struct number number_of(double v)
+{
+    struct number n;
+
+    for (int digits = 6; digits <= 17; digits++) {
+        (void)snprintf(n.text, sizeof(n.text), "%.*g", digits, v);
+        if (strtod(n.text, NULL) == v) {
+            break;
+        }
+    }
+    return n;
+}
+
 json_t *dmk_field_get(const json_t *obj, const char *key)
 {
     json_t *v = json_object_get(obj, key);
@@ -62,8 +80,8 @@ int dmk_field_real(const json_t *obj, const char *prefix, const char *key, doubl
     }
     x = json_number_value(v);
     if (!(x >= min && x <= max)) {
-        return dmk_api_bad(reterr, p.text, "%s must be between %g and %g, not %g", p.text, min, max,
-                           x);
+        return dmk_api_bad(reterr, p.text, "%s must be between %g and %g, not %s", p.text, min, max,
+                           number_of(x).text);
     }
     *ret = (float)x;
     return 0;
@@ -82,8 +100,13 @@ int dmk_field_int(const json_t *obj, const char *prefix, const char *key, int64_
     if (json_is_real(v)) {
         const double d = json_real_value(v);
 
-        if (d != floor(d) || fabs(d) > 9e15) {
-            return dmk_api_bad(reterr, p.text, "%s must be a whole number, not %g", p.text, d);
+        if (d == floor(d) && fabs(d) > 9e15) { /* also what no integer type holds */
+            return dmk_api_bad(reterr, p.text, "%s must be between %lld and %lld, not %s", p.text,
+                               (long long)min, (long long)max, number_of(d).text);
+        }
+        if (d != floor(d)) {
+            return dmk_api_bad(reterr, p.text, "%s must be a whole number, not %s", p.text,
+                               number_of(d).text);
         }
         x = (int64_t)d;
     } else if (json_is_integer(v)) {
@@ -240,8 +263,8 @@ static int read_real(const json_t *root, const struct dmk_field *f, struct dmk_a
     const int rc = dmk_field_real(root, "", f->key, f->min, f->max, &value, reterr);
 
     if (rc == 0 && f->above && !((double)value > f->min)) {
-        return dmk_api_bad(reterr, p.text, "%s must be above %g and at most %g, not %g", p.text,
-                           f->min, f->max, (double)value);
+        return dmk_api_bad(reterr, p.text, "%s must be above %g and at most %g, not %s", p.text,
+                           f->min, f->max, number_of((double)value).text);
     }
     if (rc == 0 && f->size > 0) {
         memcpy((char *)ask + f->at, &value, sizeof(value));

@@ -95,15 +95,14 @@ static int read_stop_ids(const json_t *root, struct dmk_ask *ask, struct dmk_api
                            DMK_ASK_MAX_STOP_IDS);
     }
     for (size_t i = 0; i < json_array_size(v); i++) {
-        const json_t *id = json_array_get(v, i);
+        int64_t id;
 
-        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) >= DMK_VOCAB_SIZE) {
+        if (!dmk_field_token(json_array_get(v, i), &id)) {
             return dmk_api_bad(reterr, "stop_token_ids",
                                "stop_token_ids must hold token ids from 0 to %u",
                                DMK_VOCAB_SIZE - 1);
         }
-        ask->stop_ids[ask->n_stop_ids++] = (uint32_t)json_integer_value(id);
+        ask->stop_ids[ask->n_stop_ids++] = (uint32_t)id;
     }
     return 0;
 }

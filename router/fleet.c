@@ -189,6 +189,7 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
     w->model_id = (struct dmk_id128){.hi = h->model_id_hi, .lo = h->model_id_lo};
     w->page_tokens = h->page_tokens;
     w->max_context = h->max_context;
+    w->max_sequences = h->max_sequences;
     w->local_prefill_threshold = h->local_prefill_threshold;
     w->grammar_version = h->grammar_version;
     (void)snprintf(w->id, sizeof(w->id), "%.63s", h->worker_id[0] ? h->worker_id : w->address);
@@ -579,6 +580,20 @@ uint32_t dmk_fleet_max_context(const struct dmk_fleet *fleet)
 
         if (w && w->up && w->role == DMK_WORKER_DECODE && (min == 0 || w->max_context < min)) {
             min = w->max_context;
+        }
+    }
+    return min;
+}
+
+uint32_t dmk_fleet_max_sequences(const struct dmk_fleet *fleet)
+{
+    uint32_t min = 0;
+
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *w = fleet->workers[i];
+
+        if (w && w->up && w->role == DMK_WORKER_DECODE && (min == 0 || w->max_sequences < min)) {
+            min = w->max_sequences;
         }
     }
     return min;

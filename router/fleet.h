@@ -35,7 +35,7 @@ struct dmk_worker {
     char model_name[257];
     char numerics[64];
     struct dmk_id128 model_id;
-    uint32_t page_tokens, max_context, local_prefill_threshold;
+    uint32_t page_tokens, max_context, max_sequences, local_prefill_threshold;
     uint32_t grammar_version; /* of constraints that it can walk; 0 = none */
     bool has_load;
     struct {
@@ -108,6 +108,8 @@ uint32_t dmk_fleet_n_usable(const struct dmk_fleet *fleet, enum dmk_worker_role 
 const char *dmk_fleet_model_name(const struct dmk_fleet *fleet);
 /* Smallest context of the decode workers that are up; 0 = none is. */
 uint32_t dmk_fleet_max_context(const struct dmk_fleet *fleet);
+/* Sequences that every decode worker can hold at a time; 0 while none is up. */
+uint32_t dmk_fleet_max_sequences(const struct dmk_fleet *fleet);
 
 /* Fills in the incarnation and sends. -DMK_EPEER when the stream is gone (on_down comes or has
  * come). */

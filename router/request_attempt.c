@@ -138,12 +138,34 @@ static bool fit_context(struct dmk_request *r, uint32_t context)
 
         r->max_tokens =
             r->ask.max_tokens > 0 && r->ask.max_tokens < room ? r->ask.max_tokens : room;
-        return true;
+        if (r->ask.min_tokens <= r->max_tokens) {
+            return true;
+        }
+        (void)dmk_api_bad(&error, "min_tokens", "min_tokens is %u, but the answer has %u at most",
+                          r->ask.min_tokens, r->max_tokens);
+        dmk_request__fail(r, &error);
+        return false;
     }
     if (!r->ask.conv) {
         (void)snprintf(error.param, sizeof(error.param), "%s",
                        n_prompt >= context ? "prompt" : "max_tokens");
     }
+    dmk_request__fail(r, &error);
+    return false;
+}
+
+/* Fails the request when no decode worker could ever hold its choices side by side. */
+static bool fit_choices(struct dmk_request *r)
+{
+    const uint32_t max = dmk_fleet_max_sequences(r->all->fleet);
+    struct dmk_api_error error;
+
+    if (r->ask.n <= max) {
+        return true;
+    }
+    (void)dmk_api_bad(&error, r->ask.n_shown > 0 ? "best_of" : "n",
+                      "%u choices are asked for, and the decode workers hold at most %u sequences",
+                      r->ask.n, max);
     dmk_request__fail(r, &error);
     return false;
 }
@@ -201,7 +223,7 @@ static bool admit(struct dmk_request *r)
     if (context == 0) {
         return false;
     }
-    if (!fit_context(r, context)) {
+    if (!fit_context(r, context) || !fit_choices(r)) {
         return true;
     }
     if (all->tokens_in_flight > 0 &&

@@ -106,6 +106,7 @@ BAD_BODIES = [
     ({"messages": ["x"]}, "messages[0]"), ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "input_file", "file_id": "f1"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "a", "arguments": {"i": 1}}}]}]},
@@ -115,6 +116,9 @@ BAD_BODIES = [
     ({"presence_penalty": 3}, "presence_penalty"), ({"min_p": 2}, "min_p"), ({"top_logprobs": 2}, "top_logprobs"),
     ({"stop": ""}, "stop"), ({"stop": [""]}, "stop"), ({"stop": ["a", "b", "c", "d", "e"]}, "stop"), ({"stop": [1]}, "stop"),
     ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 10**9}, "n"), ({"seed": -1}, "seed"), ({"seed": 1.5}, "seed"),
+    ({"seed": 2**63}, "seed"), ({"seed": -2**64}, "seed"), ({"max_tokens": 10**30}, "max_tokens"), ({"top_k": 2**64}, "top_k"),
+    ({"n": 33}, "n"), ({"best_of": 33}, "best_of"), ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    ({"min_tokens": 4096}, "min_tokens"), ({"temperature": 2.0000001}, "temperature"),
     ({"best_of": 2, "n": 3}, "best_of"), ({"best_of": 200}, "best_of"),
     ({"max_tokens": 10**15}, "max_tokens"), ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
     ({"reasoning_effort": "none"}, "reasoning_effort"), ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -145,6 +149,20 @@ def test_bad_requests_name_the_field(paper):
     assert r.chat(stop=None, temperature=None, tools=None, response_format=None)[0] == 200
     _, _, error = r.chat(reasoning_effort="HIGH")
     assert all(f'"{word}"' in error["error"]["message"] for word in ("low", "medium", "high"))
+    assert r.chat(temperature=2.0000001)[2]["error"]["message"].endswith("not 2.0000001")
+    assert "32" in r.chat(n=33)[2]["error"]["message"], "as many as the worker has sequences"
+
+
+def test_json_that_few_types_hold(paper):
+    """NUL in a text, and whole numbers beyond 64 bits where a number may stand: valid JSON is no error."""
+    r, d, _ = paper
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 2**64 - 1, "default": 2**64}}}
+    status, _, got = r.chat(messages=[{"role": "user", "content": "a\0b"}], foo=2**70,
+                            tools=[{"type": "function", "function": {"name": "a", "parameters": parameters}}])
+    assert status == 200, got
+    prompt = harmony.decode(list(d.messages("generate")[0].prompt))
+    assert "<|message|>a\ufffdb<|end|>" in prompt
+    assert "a?: number, // default: 1.8446744073709552e19" in prompt
 
 
 def test_bodies_that_are_no_json(paper):

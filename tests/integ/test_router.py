@@ -211,6 +211,24 @@ def test_what_ends_an_answer(pair):
         assert {RETURN, CALL} <= set(g.stop_ids) <= {RETURN, CALL, 199999}
 
 
+def test_ends_that_are_ignored(pair):
+    """With ignore_eos the model's own ends are no stop ids, and what follows them is an answer too."""
+    r, d, _ = pair
+    d.script = says("<|channel|>final<|message|>one<|return|><|start|>assistant<|channel|>final<|message|>two<|end|>")
+    d.finish = pb.FINISH_LENGTH
+    for stream in (False, True):
+        _, _, got = r.chat(ignore_eos=True, stop_token_ids=[7], max_tokens=14, stream=stream)
+        if stream:
+            chunks = [p["choices"][0] for p in events(got)[0] if p["choices"]]
+            assert "".join(c["delta"].get("content") or "" for c in chunks) == "one\ntwo"
+        else:
+            assert got["choices"][0]["message"]["content"] == "one\ntwo"
+    d.script = lambda g, c: ids("one") + [199999] + ids(" two") + [RETURN]
+    _, _, data = r.request("POST", "/v1/completions", {"model": MODEL, "prompt": "x", "ignore_eos": True, "max_tokens": 4})
+    assert json.loads(data)["choices"][0]["text"] == "one two"
+    assert [(list(g.stop_ids), g.ignore_eos) for g in d.messages("generate")] == [([7], True)] * 2 + [([], True)]
+
+
 def test_cached_tokens(pair):
     r, d, p = pair
     d.on_generate = lambda w, session, g: bool(w.pool.submit(w.generate, session, g, 64))
