@@ -100,7 +100,7 @@ static void test_bad_bodies(void **state)
         {"{" M "," U ",\"n\":129}", "n"},
         {"{" M "," U ",\"seed\":-1}", "seed"},
         {"{" M "," U ",\"seed\":1.5}", "seed"},
-        {"{" M "," U ",\"seed\":9223372036854775808}", ""},
+        {"{" M "," U ",\"seed\":9223372036854775808}", "seed"},
         {"{" M "," U ",\"max_tokens\":0}", "max_tokens"},
         {"{" M "," U ",\"max_completion_tokens\":1000000000000000}", "max_completion_tokens"},
         {"{" M "," U ",\"reasoning_effort\":\"minimal\"}", "reasoning_effort"},
