@@ -22,7 +22,7 @@
 #include "decode/constrain.h"
 
 #define DMK_DECODE_MAX_STOP_IDS  64
-#define DMK_DECODE_MAX_CHOICES   128 /* and never more than max_sequences */
+#define DMK_DECODE_MAX_CHOICES   128  /* and never more than max_sequences */
 #define DMK_DECODE_RESERVE_AHEAD 1024 /* answer tokens that a reservation covers */
 #define DMK_DECODE_LOCAL_ALWAYS  UINT32_MAX
 

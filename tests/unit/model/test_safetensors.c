@@ -47,7 +47,7 @@ static const struct bad bad_headers[] = {
     {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4,
      -DMK_EFORMAT, "tensor \"a\": the shape overflows 64 bits"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[18446744073709551616],\"data_offsets\":[0,4]}}", 4,
-     -DMK_EFORMAT, "header: not valid JSON"},
+     -DMK_EFORMAT, "must be a count, not 1.8446744073709552e19"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4]}}", 4, -DMK_EFORMAT,
      "tensor \"a\": \"data_offsets\" is missing"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0]}}", 4, -DMK_EFORMAT,
