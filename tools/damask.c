@@ -11,6 +11,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"chat", "conversations to token ids, token ids to messages", dmk_cmd_chat},
+    {"convert", "cut a checkpoint into aligned files for the ranks of a worker", dmk_cmd_convert},
     {"mock", "a worker without a model: the real protocol at a configured speed", dmk_cmd_mock},
     {"expand", "write the checkpoint that a compact one stands for", dmk_cmd_expand},
     {"tinymodel", "write a gpt-oss checkpoint with seeded weights, of any size", dmk_cmd_tinymodel},

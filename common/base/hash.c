@@ -2,6 +2,7 @@
 #include "common/base/hash.h"
 #include "common/base/assert.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/random.h>
 #define XXH_STATIC_LINKING_ONLY /* the streaming state on the stack */
 #include <xxhash.h>
@@ -15,6 +16,53 @@ struct dmk_id128 dmk_hash128(struct dmk_id128 parent, const void *data, size_t l
     (void)XXH3_128bits_update(&state, &parent, sizeof(parent));
     (void)XXH3_128bits_update(&state, data, len);
     h = XXH3_128bits_digest(&state);
+    return (struct dmk_id128){h.low64, h.high64};
+}
+
+struct dmk_id128 dmk_checksum128(const void *data, size_t len)
+{
+    const XXH128_hash_t h = XXH3_128bits(data, len);
+
+    return (struct dmk_id128){h.low64, h.high64};
+}
+
+/* The library's state, which it aligns itself. */
+struct dmk_hasher {
+    XXH3_state_t *state;
+};
+
+struct dmk_hasher *dmk_hasher_new(void)
+{
+    struct dmk_hasher *hasher = malloc(sizeof(*hasher));
+
+    if (hasher && !(hasher->state = XXH3_createState())) {
+        free(hasher);
+        return NULL;
+    }
+    if (hasher) {
+        (void)XXH3_128bits_reset(hasher->state);
+    }
+    return hasher;
+}
+
+void dmk_hasher_free(struct dmk_hasher *hasher)
+{
+    if (hasher) {
+        (void)XXH3_freeState(hasher->state);
+        free(hasher);
+    }
+}
+
+void dmk_hasher_add(struct dmk_hasher *hasher, const void *data, size_t len)
+{
+    (void)XXH3_128bits_update(hasher->state, data, len);
+}
+
+struct dmk_id128 dmk_hasher_end(struct dmk_hasher *hasher)
+{
+    const XXH128_hash_t h = XXH3_128bits_digest(hasher->state);
+
+    (void)XXH3_128bits_reset(hasher->state);
     return (struct dmk_id128){h.low64, h.high64};
 }
 

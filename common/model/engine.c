@@ -123,6 +123,11 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
         (status = dmk_backend_open(engine->conf.backend, conf, &rank->backend, reterr)) != 0) {
         return status;
     }
+    if (!rank->backend->ops->async && engine->weights->expert_format == DMK_EXPERTS_FP8 &&
+        (status = dmk_weights_expand_rank(engine->weights, &rank->weights, rank->shard.n_experts,
+                                          reterr)) != 0) {
+        return status;
+    }
     rank->stream = rank->backend->ops->stream(rank->backend, DMK_STREAM_COMPUTE);
     rank->backend->ops->kernels(rank->backend, &rank->kernels);
     status = alloc_pages(engine, rank, reterr);
@@ -202,6 +207,18 @@ static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
     return dmk_team_new("rank", engine->n_ranks, !conf.oversubscribed, 0, &engine->team, reterr);
 }
 
+/* Formats of the experts' weights and of what they are multiplied by. */
+static const char *name_formats(enum dmk_expert_format experts, bool make_fp8, bool host)
+{
+    if (experts == DMK_EXPERTS_FP8) {
+        return host ? "fp8-bf16" : "fp8-fp8";
+    }
+    if (experts == DMK_EXPERTS_MXFP4) {
+        return make_fp8 ? "fp8-fp8" : "mxfp4-bf16";
+    }
+    return "bf16-bf16";
+}
+
 int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weights *weights,
                             struct dmk_engine **ret, struct dmk_error *reterr)
 {
@@ -222,12 +239,8 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
     /* The reference set on the host is told apart by its options, not by its bits. */
     bool host = strcmp(conf->backend, "cuda") != 0;
-    const bool fp8 = conf->fp8_experts && weights->expert_format == DMK_EXPERTS_MXFP4;
     snprintf(engine->numerics, sizeof(engine->numerics), "%s-k1-%s",
-             fp8                                           ? "fp8-fp8"
-             : weights->expert_format == DMK_EXPERTS_MXFP4 ? "mxfp4-bf16"
-                                                           : "bf16-bf16",
-             host ? "cpu" : "cuda");
+             name_formats(weights->expert_format, conf->fp8_experts, host), host ? "cpu" : "cuda");
 
     status = open_ranks(engine, reterr);
     if (status == 0) {
@@ -284,7 +297,13 @@ int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
     if (conf->random_preset) {
         return open_random(conf, ret, reterr);
     }
-    struct dmk_weights_conf weights_conf = {conf->model_dir, true, conf->on_progress, conf->ud};
+    const struct dmk_weights_conf weights_conf = {.dir = conf->model_dir,
+                                                  .prefault = true,
+                                                  .no_verify = conf->no_verify,
+                                                  .no_head = conf->prefill,
+                                                  .layout = &conf->layout,
+                                                  .on_progress = conf->on_progress,
+                                                  .ud = conf->ud};
     struct dmk_weights *weights;
     int status = dmk_weights_open(&weights_conf, &weights, reterr);
     if (status != 0) {

@@ -32,6 +32,7 @@ struct dmk_engine_conf {
     uint32_t max_logit_rows;
     bool
         fp8_experts; /* device: MXFP4 experts become FP8 with power-of-two scales, fast for prompts */
+    bool no_verify; /* a converted folder's files are not read under their checksums */
     /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
      * in device memory, for benches. */
     const char *random_preset;

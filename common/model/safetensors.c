@@ -400,3 +400,8 @@ struct dmk_bytes dmk_safetensors_data(const struct dmk_safetensors *file)
 {
     return file->data;
 }
+
+struct dmk_bytes dmk_safetensors_bytes(const struct dmk_safetensors *file)
+{
+    return (struct dmk_bytes){file->map, file->map_bytes};
+}

@@ -60,3 +60,5 @@ const struct dmk_tensor *dmk_safetensors_at(const struct dmk_safetensors *file, 
 
 /* The data section: all tensors, one after the other. */
 struct dmk_bytes dmk_safetensors_data(const struct dmk_safetensors *file);
+/* The whole file. */
+struct dmk_bytes dmk_safetensors_bytes(const struct dmk_safetensors *file);

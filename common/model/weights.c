@@ -11,6 +11,7 @@
 #include "common/base/buf.h"
 #include "common/model/checkpoint.h"
 #include "common/model/config.h"
+#include "common/model/cut_weights.h"
 #include "common/model/weights_internal.h"
 
 #define MAX_PATH_BYTES 4096u
@@ -149,6 +150,7 @@ struct loader {
     struct dmk_weights *w;
     struct dmk_checkpoint *ckpt;
     const struct layout *layout;
+    bool raw;
     bool *used;             /* [tensors of the checkpoint] */
     struct dmk_buf missing; /* names, for the sentence */
     uint32_t n_missing;
@@ -237,7 +239,7 @@ static int align_tensor(struct loader *l, const struct dmk_tensor *t, const uint
 {
     void *copy;
 
-    if (t->dtype != DMK_DTYPE_BF16 || ((uintptr_t)t->data & 1) == 0) {
+    if (l->raw || t->dtype != DMK_DTYPE_BF16 || ((uintptr_t)t->data & 1) == 0) {
         *ret = t->data;
         return 0;
     }
@@ -365,12 +367,26 @@ static int choose_format(struct loader *l, const struct dmk_config *config)
     return 0;
 }
 
+static int load_cut(struct loader *l, const struct dmk_weights_conf *conf)
+{
+    int r = dmk_cut_weights_open(conf->dir, l->w, l->reterr);
+
+    if (r == 0 && conf->layout) {
+        r = dmk_cut_weights_check(l->w->cut, *conf->layout, l->reterr);
+    }
+    return r == 0 && conf->prefault ? dmk_weights_prefault(l->w, conf, l->reterr) : r;
+}
+
 static int load(struct loader *l, const struct dmk_weights_conf *conf)
 {
     struct dmk_weights *w = l->w;
     struct dmk_config config = {0};
-    int r = dmk_checkpoint_open(conf->dir, &w->checkpoint, l->reterr);
+    int r = dmk_cut_weights_here(conf->dir, l->reterr);
 
+    if (r != 0) {
+        return r < 0 ? r : load_cut(l, conf);
+    }
+    r = dmk_checkpoint_open(conf->dir, &w->checkpoint, l->reterr);
     if (r < 0) {
         return r;
     }
@@ -394,7 +410,7 @@ static int load(struct loader *l, const struct dmk_weights_conf *conf)
             split_qkv(&w->shape, &w->layers[i]);
         }
     }
-    if (w->expert_format == DMK_EXPERTS_BF16 && l->layout->bf16_transposed &&
+    if (!conf->raw && w->expert_format == DMK_EXPERTS_BF16 && l->layout->bf16_transposed &&
         (r = dmk_weights_turn_experts(w, l->reterr)) < 0) {
         return r;
     }
@@ -404,7 +420,7 @@ static int load(struct loader *l, const struct dmk_weights_conf *conf)
 int dmk_weights_open(const struct dmk_weights_conf *conf, struct dmk_weights **ret,
                      struct dmk_error *reterr)
 {
-    struct loader l = {.reterr = reterr};
+    struct loader l = {.reterr = reterr, .raw = conf->raw};
     int r;
 
     l.w = calloc(1, sizeof(*l.w));
@@ -431,6 +447,7 @@ void dmk_weights_close(struct dmk_weights **weights)
         return;
     }
     dmk_checkpoint_close(&w->checkpoint);
+    dmk_cut_weights_close(w);
     dmk_weights_disown(w);
     free(w->layers);
     free(w);

@@ -8,11 +8,12 @@
 
 #include "common/shape/shape.h"
 
-enum dmk_expert_format { DMK_EXPERTS_MXFP4, DMK_EXPERTS_BF16 };
+enum dmk_expert_format { DMK_EXPERTS_MXFP4, DMK_EXPERTS_BF16, DMK_EXPERTS_FP8 };
 
 /* MXFP4: blocks [E][rows][cols/32][16] bytes, low nibble first, and scales [E][rows][cols/32]
- * (UE8M0). BF16: blocks is [E][rows][cols] bf16 and scales is NULL. Gate and up rows are
- * interleaved: 2j, 2j+1. */
+ * (UE8M0). BF16: blocks is [E][rows][cols] bf16 and scales is NULL. FP8 (converted folders only): blocks
+ * is [E][rows][cols] E4M3 and scales are floats, powers of two, [E][ceil(rows/128)][ceil(cols/128)]. Gate
+ * and up rows are interleaved: 2j, 2j+1. */
 struct dmk_expert_matrix {
     const uint8_t *blocks;
     const uint8_t *scales;
@@ -33,6 +34,13 @@ struct dmk_layer_weights {
     struct dmk_expert_matrix down;       /* rows H, cols I */
 };
 
+/* The largest of all MXFP4 scales and where it stands, known after a prefault; tensor NULL: there is none. */
+struct dmk_scale_top {
+    uint8_t scale;
+    const char *path, *tensor;
+    uint64_t expert, row;
+};
+
 struct dmk_weights {
     struct dmk_shape shape;
     enum dmk_expert_format expert_format;
@@ -42,12 +50,23 @@ struct dmk_weights {
     struct dmk_layer_weights *layers; /* [n_layers] */
     uint64_t total_bytes;
     struct dmk_checkpoint *checkpoint; /* owns the mappings */
-    struct dmk_weights_block *owned;   /* copies: BF16 experts turned around, odd addresses */
+    struct dmk_cut_weights
+        *cut; /* of a converted folder, else NULL; layers and unembedding are NULL then */
+    struct dmk_scale_top top_scale;
+    struct dmk_weights_block *owned; /* copies: BF16 experts turned around, odd addresses */
 };
 
 struct dmk_weights_conf {
     const char *dir;
-    bool prefault; /* touch every page while loading, reporting progress; refuses NaN scales */
+    /* Read everything at once with several threads, reporting progress. Refuses scales of 255, and files of a
+     * converted folder whose checksum is not the manifest's. */
+    bool prefault;
+    bool no_verify; /* no checksums then */
+    bool no_head;   /* and not the head, where it has a file of its own */
+    const struct dmk_layout
+        *layout; /* of the caller, or NULL: a folder converted for another one is refused */
+    bool
+        raw; /* pointers are addresses in the files and nothing else: no copies, BF16 experts as they lie */
     void (*on_progress)(void *ud, uint64_t done_bytes, uint64_t total_bytes);
     void *ud;
 };
@@ -61,7 +80,7 @@ struct dmk_rank_weights {
     struct dmk_layer_weights *layers; /* [n_layers]; NULL where the weights are random */
 };
 
-/* Opens a folder in the Hugging Face layout, or in the `original/` layout (given itself, or found
+/* Opens a converted folder (manifest.json), or one in the Hugging Face layout, or in the `original/` layout (given itself, or found
  * as a subfolder when there is no index beside it). Checks every name, dtype, shape and range; on
  * failure reterr names file, tensor and cause. */
 int dmk_weights_open(const struct dmk_weights_conf *conf, struct dmk_weights **ret,
@@ -72,3 +91,19 @@ void dmk_weights_close(struct dmk_weights **weights);
 int dmk_weights_of_rank(const struct dmk_weights *weights, struct dmk_layout layout, uint32_t rank,
                         struct dmk_rank_weights *ret_rank, struct dmk_error *reterr);
 void dmk_weights_rank_release(struct dmk_rank_weights *rank);
+
+/* For hosts: a rank's FP8 experts as BF16, which holds the same numbers, in memory that the weights own. */
+int dmk_weights_expand_rank(struct dmk_weights *weights, struct dmk_rank_weights *rank,
+                            uint32_t n_experts, struct dmk_error *reterr);
+
+struct dmk_id128;
+/* Reads weights by their address; 0 or negative. */
+typedef int dmk_weights_read_fn(const void *ud, const void *address, uint64_t n_bytes, void *dst);
+/* A hash over the dimensions and samples of every tensor that matters. read may be NULL: memory is read. The
+ * weights are not random; those of a converted folder have the id of the checkpoint that it was made from. */
+int dmk_weights_model_id(const struct dmk_weights *weights, dmk_weights_read_fn *read,
+                         const void *ud, struct dmk_id128 *ret_id);
+
+/* The refusal of an MXFP4 scale: 255, or above what the device's product can multiply by. */
+int dmk_scale_refused(const char *path, const char *tensor, uint64_t expert, uint64_t row,
+                      unsigned scale, struct dmk_error *reterr);

@@ -10,6 +10,10 @@ void dmk_weights_disown(struct dmk_weights *w);
 /* Replaces the experts' (in, out) BF16 matrices by owned (out, in) ones. */
 int dmk_weights_turn_experts(struct dmk_weights *w, struct dmk_error *reterr);
 
-/* Touches every page of every file, in file order, and refuses NaN scales. */
+/* What conf.prefault asks for. */
 int dmk_weights_prefault(struct dmk_weights *w, const struct dmk_weights_conf *conf,
                          struct dmk_error *reterr);
+
+/* Calls fn for each of the jobs, from some threads and the caller's. */
+void dmk_weights_parallel(void (*fn)(const void *jobs, uint32_t i), const void *jobs,
+                          uint32_t n_jobs);

@@ -1,4 +1,4 @@
-/* Memory of the weight loader: owned copies, turning BF16 experts around, faulting the files in.
+/* Memory of the weight loader: owned copies, turning BF16 experts around.
  *
  * BF16 re-exports store the experts as [E][in][out]; everybody else here wants [E][out][in]. The
  * copy is made once at load by a few threads, one matrix of one expert at a time. */
@@ -7,14 +7,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "common/model/checkpoint.h"
 
-#define MAX_THREADS    16
-#define TURN_TILE      64u         /* a tile of both sides stays in the first-level cache */
-#define PREFAULT_CHUNK (64u << 20) /* bytes between two progress calls */
+#define MAX_THREADS 16
+#define TURN_TILE   64u /* a tile of both sides stays in the first-level cache */
 
 struct dmk_weights_block {
     struct dmk_weights_block *next;
@@ -58,14 +55,10 @@ struct turn_job {
     uint32_t rows, cols;
 };
 
-struct turn {
-    const struct turn_job *jobs;
-    uint32_t n_jobs;
-    atomic_uint next;
-};
-
-static void turn_matrix(const struct turn_job *job)
+static void turn_matrix(const void *jobs, uint32_t i)
 {
+    const struct turn_job *job = (const struct turn_job *)jobs + i;
+
     for (uint32_t r0 = 0; r0 < job->rows; r0 += TURN_TILE) {
         const uint32_t r1 = r0 + TURN_TILE < job->rows ? r0 + TURN_TILE : job->rows;
 
@@ -81,29 +74,39 @@ static void turn_matrix(const struct turn_job *job)
     }
 }
 
-static void *run_turns(void *arg)
+/* Work that is handed out item by item. */
+struct work {
+    void (*fn)(const void *jobs, uint32_t i);
+    const void *jobs;
+    uint32_t n_jobs;
+    atomic_uint next;
+};
+
+static void *run_work(void *arg)
 {
-    struct turn *turn = arg;
+    struct work *work = arg;
     uint32_t i;
 
-    while ((i = atomic_fetch_add_explicit(&turn->next, 1, memory_order_relaxed)) < turn->n_jobs) {
-        turn_matrix(&turn->jobs[i]);
+    while ((i = atomic_fetch_add_explicit(&work->next, 1, memory_order_relaxed)) < work->n_jobs) {
+        work->fn(work->jobs, i);
     }
     return NULL;
 }
 
 /* The caller works too, so a thread that can not be had costs time only. */
-static void run_parallel(struct turn *turn)
+void dmk_weights_parallel(void (*fn)(const void *jobs, uint32_t i), const void *jobs,
+                          uint32_t n_jobs)
 {
+    struct work work = {.fn = fn, .jobs = jobs, .n_jobs = n_jobs};
     pthread_t threads[MAX_THREADS];
     long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
     int n = 0;
 
     while (n + 1 < n_cpus && n < MAX_THREADS &&
-           pthread_create(&threads[n], NULL, run_turns, turn) == 0) {
+           pthread_create(&threads[n], NULL, run_work, &work) == 0) {
         n++;
     }
-    (void)run_turns(turn);
+    (void)run_work(&work);
     while (n > 0) {
         (void)pthread_join(threads[--n], NULL);
     }
@@ -130,8 +133,8 @@ static int plan_turn(struct dmk_weights *w, struct dmk_expert_matrix *m, uint32_
 int dmk_weights_turn_experts(struct dmk_weights *w, struct dmk_error *reterr)
 {
     const struct dmk_shape *s = &w->shape;
-    struct turn turn = {.n_jobs = 2 * s->n_layers * s->n_experts};
-    struct turn_job *jobs = calloc(turn.n_jobs, sizeof(jobs[0]));
+    const uint32_t n_jobs = 2 * s->n_layers * s->n_experts;
+    struct turn_job *jobs = calloc(n_jobs, sizeof(jobs[0]));
     int r = jobs ? 0 : -DMK_ENOMEM;
 
     for (uint32_t i = 0; i < s->n_layers && r == 0; i++) {
@@ -147,69 +150,7 @@ int dmk_weights_turn_experts(struct dmk_weights *w, struct dmk_error *reterr)
         return dmk_error_set(reterr, r, "no memory to turn the BF16 experts of %u layers around",
                              s->n_layers);
     }
-    turn.jobs = jobs;
-    run_parallel(&turn);
+    dmk_weights_parallel(turn_matrix, jobs, n_jobs);
     free(jobs);
-    return 0;
-}
-
-static void touch(const uint8_t *data, size_t len)
-{
-    volatile uint8_t sink;
-
-    for (size_t i = 0; i < len; i += 4096) {
-        sink = data[i];
-    }
-    (void)sink;
-}
-
-/* 255 is NaN in UE8M0; a file that holds one is broken. */
-static int check_scales(const struct dmk_checkpoint_entry *e, struct dmk_error *reterr)
-{
-    const struct dmk_tensor *t = e->tensor;
-    const uint8_t *at = t->n_bytes ? memchr(t->data, 255, t->n_bytes) : NULL;
-
-    if (!at) {
-        return 0;
-    }
-    return dmk_error_set(reterr, -DMK_EFORMAT,
-                         "%s: tensor \"%.80s\": scale %llu is 255, which stands for no number",
-                         e->path, t->name, (unsigned long long)(at - t->data));
-}
-
-int dmk_weights_prefault(struct dmk_weights *w, const struct dmk_weights_conf *conf,
-                         struct dmk_error *reterr)
-{
-    const struct dmk_checkpoint *ckpt = w->checkpoint;
-    uint64_t total = 0, done = 0;
-
-    for (size_t i = 0; i < dmk_checkpoint_n_files(ckpt); i++) {
-        total += dmk_safetensors_data(dmk_checkpoint_file(ckpt, i)).len;
-    }
-    for (size_t i = 0; i < dmk_checkpoint_n_files(ckpt); i++) {
-        const struct dmk_bytes data = dmk_safetensors_data(dmk_checkpoint_file(ckpt, i));
-
-        for (size_t at = 0; at < data.len; at += PREFAULT_CHUNK) {
-            const size_t n = data.len - at < PREFAULT_CHUNK ? data.len - at : PREFAULT_CHUNK;
-
-            touch(data.data + at, n);
-            done += n;
-            if (conf->on_progress) {
-                conf->on_progress(conf->ud, done, total);
-            }
-        }
-    }
-    for (size_t i = 0; i < dmk_checkpoint_count(ckpt); i++) {
-        const struct dmk_checkpoint_entry *e = dmk_checkpoint_at(ckpt, i);
-        const size_t len = strlen(e->tensor->name);
-
-        if (len >= 6 && strcmp(e->tensor->name + len - 6, "scales") == 0) {
-            const int r = check_scales(e, reterr);
-
-            if (r < 0) {
-                return r;
-            }
-        }
-    }
     return 0;
 }

@@ -1,6 +1,7 @@
 /* What a rank owns of the weights, as pointers; see dmk_weights_of_rank. */
 #include <stdlib.h>
-#include "common/model/weights.h"
+#include <string.h>
+#include "common/model/cut_weights.h"
 #include "kernels/dtype.h"
 
 /* The rank's experts, whole ones, out of those of the model. */
@@ -42,12 +43,31 @@ static struct dmk_layer_weights slice_layer(const struct dmk_weights *w,
     return l;
 }
 
+static int copy_cut(const struct dmk_weights *w, uint32_t rank, struct dmk_rank_weights *ret_rank)
+{
+    const size_t n_bytes = w->shape.n_layers * sizeof(struct dmk_layer_weights);
+    struct dmk_rank_weights r = w->cut->ranks[rank];
+
+    r.layers = malloc(n_bytes);
+    if (!r.layers) {
+        return -DMK_ENOMEM;
+    }
+    memcpy(r.layers, w->cut->ranks[rank].layers, n_bytes);
+    *ret_rank = r;
+    return 0;
+}
+
 int dmk_weights_of_rank(const struct dmk_weights *w, struct dmk_layout layout, uint32_t rank,
                         struct dmk_rank_weights *ret_rank, struct dmk_error *reterr)
 {
     const struct dmk_shard shard = dmk_layout_shard(&w->shape, layout, rank);
     struct dmk_rank_weights r = {.embedding = w->embedding, .final_norm = w->final_norm};
 
+    if (w->cut) {
+        const int status = dmk_cut_weights_check(w->cut, layout, reterr);
+
+        return status < 0 ? status : copy_cut(w, rank, ret_rank);
+    }
     if (w->unembedding) {
         r.unembedding = w->unembedding + (uint64_t)shard.vocab_first * w->shape.hidden;
     }

@@ -249,7 +249,8 @@ static void test_wrong_tensors(void **state)
     t->data[11] = 255;
     mk_checkpoint_write(&c, dir, 1, false);
     expect_refusal(dir, -DMK_EFORMAT,
-                   "tensor \"model.layers.1.mlp.experts.down_proj_scales\": scale 11 is 255");
+                   "tensor \"model.layers.1.mlp.experts.down_proj_scales\": expert 0, row 11 has "
+                   "the scale 255");
     t->data[11] = 120;
 
     t = mk_checkpoint_find(&c, "lm_head.weight");

@@ -1,0 +1,491 @@
+/* Reading and writing manifest.json; see manifest.h. */
+#include "common/model/manifest.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/file.h"
+#include "common/json/json.h"
+
+#define MAX_BYTES   (64u << 20)
+#define MAX_DEPTH   8u
+#define MAX_FILES   8192u
+#define MAX_COPIED  64u
+#define MAX_INEXACT (1u << 20)
+#define FORMAT      "damask-converted"
+#define CHECKSUM    "\"checksum\""
+
+/* Where sentences are about: "DIR/manifest.json: files[3]". */
+#define WHERE_BYTES 640
+
+static int read_id(const json_t *obj, const char *where, const char *key, struct dmk_id128 *ret_id,
+                   struct dmk_error *reterr)
+{
+    struct dmk_str text = {0};
+    const int r = dmk_json_get_str(obj, where, key, DMK_JSON_REQUIRED, &text, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    if (!dmk_id128_parse(text.data, text.len, ret_id)) {
+        return dmk_error_set(reterr, -DMK_EFORMAT,
+                             "%s: \"%s\" must be 32 hexadecimal digits, not \"%.40s\"", where, key,
+                             text.data);
+    }
+    return 0;
+}
+
+static int read_word(const json_t *obj, const char *where, const char *key, const char *want,
+                     struct dmk_error *reterr)
+{
+    struct dmk_str text = {0};
+    const int r = dmk_json_get_str(obj, where, key, DMK_JSON_REQUIRED, &text, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    if (!dmk_str_is(text, want)) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP, "%s: \"%s\" must be \"%s\", not \"%.40s\"",
+                             where, key, want, text.data);
+    }
+    return 0;
+}
+
+static int read_file(const json_t *obj, const char *where, struct dmk_manifest_file *f,
+                     struct dmk_error *reterr)
+{
+    struct dmk_str name = {0};
+    int r;
+
+    if (!json_is_object(obj)) {
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s must be an object", where);
+    }
+    if ((r = dmk_json_get_str(obj, where, "name", DMK_JSON_REQUIRED, &name, reterr)) < 0 ||
+        (r = dmk_json_get_u64(obj, where, "size", DMK_JSON_REQUIRED, 0, (uint64_t)1 << 50,
+                              &f->n_bytes, reterr)) < 0 ||
+        (r = read_id(obj, where, "xxh3_128", &f->checksum, reterr)) < 0) {
+        return r;
+    }
+    if (name.len == 0 || name.len >= sizeof(f->name) || name.data[0] == '.' ||
+        memchr(name.data, '/', name.len)) {
+        return dmk_error_set(reterr, -DMK_EFORMAT,
+                             "%s: \"%.80s\" is no name of a file in the folder", where, name.data);
+    }
+    memcpy(f->name, name.data, name.len);
+    return 0;
+}
+
+static int read_files(const json_t *root, const char *path, const char *key, uint32_t max,
+                      struct dmk_manifest_file **ret_files, uint32_t *ret_n,
+                      struct dmk_error *reterr)
+{
+    struct dmk_manifest_file *files;
+    json_t *array = NULL;
+    char where[WHERE_BYTES];
+    size_t n;
+    int r = dmk_json_get_array(root, path, key, DMK_JSON_REQUIRED, &array, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    n = json_array_size(array);
+    if (n > max) {
+        return dmk_error_set(reterr, -DMK_EFULL, "%s: \"%s\" lists %zu files, more than %u", path,
+                             key, n, max);
+    }
+    files = calloc(n ? n : 1, sizeof(files[0]));
+    if (!files) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory for a list of %zu files", path, n);
+    }
+    *ret_files = files;
+    *ret_n = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        (void)snprintf(where, sizeof(where), "%.500s: %s[%zu]", path, key, i);
+        r = read_file(json_array_get(array, i), where, &files[i], reterr);
+        if (r < 0) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+static int read_layout(const json_t *root, const char *path, struct dmk_manifest *m,
+                       struct dmk_error *reterr)
+{
+    struct dmk_str format = {0};
+    json_t *layout = NULL;
+    char where[WHERE_BYTES];
+    int r;
+
+    (void)snprintf(where, sizeof(where), "%.500s: layout", path);
+    if ((r = dmk_json_get_object(root, path, "layout", DMK_JSON_REQUIRED, &layout, reterr)) < 0 ||
+        (r = dmk_json_get_u32(layout, where, "tp", DMK_JSON_REQUIRED, 1, 8, &m->layout.tp,
+                              reterr)) < 0 ||
+        (r = dmk_json_get_u32(layout, where, "dp", DMK_JSON_REQUIRED, 1, 8, &m->layout.dp,
+                              reterr)) < 0) {
+        return r;
+    }
+    if ((r = dmk_layout_check_ranks(m->layout, false, reterr)) < 0) {
+        return dmk_error_prefix(reterr, "%s", where);
+    }
+    if ((r = read_word(root, path, "dense", "bf16", reterr)) < 0 ||
+        (r = dmk_json_get_str(root, path, "experts", DMK_JSON_REQUIRED, &format, reterr)) < 0) {
+        return r;
+    }
+    if (dmk_str_is(format, "fp8")) {
+        m->experts = DMK_EXPERTS_FP8;
+    } else if (dmk_str_is(format, "mxfp4")) {
+        m->experts = DMK_EXPERTS_MXFP4;
+    } else {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "%s: \"experts\" must be \"mxfp4\" or \"fp8\", not \"%.40s\"", path,
+                             format.data);
+    }
+    return 0;
+}
+
+static int read_source(const json_t *root, const char *path, struct dmk_manifest *m,
+                       struct dmk_error *reterr)
+{
+    struct dmk_str folder = {0};
+    json_t *source = NULL;
+    char where[WHERE_BYTES];
+    int r;
+
+    (void)snprintf(where, sizeof(where), "%.500s: source", path);
+    if ((r = dmk_json_get_object(root, path, "source", DMK_JSON_REQUIRED, &source, reterr)) < 0 ||
+        (r = dmk_json_get_str(source, where, "path", DMK_JSON_REQUIRED, &folder, reterr)) < 0) {
+        return r;
+    }
+    m->source = strdup(folder.data);
+    return m->source ? 0 : dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to read it", path);
+}
+
+/* The version comes first: the rest of another one may mean anything. */
+static int read_root(const char *path, struct dmk_manifest *m, struct dmk_error *reterr)
+{
+    uint32_t version = 0;
+    int r;
+
+    if (!json_is_object(m->root)) {
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: must be an object", path);
+    }
+    if ((r = read_word(m->root, path, "format", FORMAT, reterr)) < 0 ||
+        (r = dmk_json_get_u32(m->root, path, "version", DMK_JSON_REQUIRED, 0, UINT32_MAX, &version,
+                              reterr)) < 0) {
+        return r;
+    }
+    if (version != DMK_MANIFEST_VERSION) {
+        return dmk_error_set(
+            reterr, -DMK_ENOTSUP,
+            "%s: version %u is not known, only %u: convert the checkpoint again with this "
+            "release",
+            path, version, DMK_MANIFEST_VERSION);
+    }
+    if ((r = read_id(m->root, path, "model_id", &m->model_id, reterr)) < 0 ||
+        (r = read_source(m->root, path, m, reterr)) < 0 ||
+        (r = read_layout(m->root, path, m, reterr)) < 0 ||
+        (r = read_files(m->root, path, "files", MAX_FILES, &m->files, &m->n_files, reterr)) < 0) {
+        return r;
+    }
+    return read_files(m->root, path, "copied", MAX_COPIED, &m->copied, &m->n_copied, reterr);
+}
+
+int dmk_manifest_parse(struct dmk_str text, const char *path, struct dmk_manifest *ret_manifest,
+                       struct dmk_error *reterr)
+{
+    struct dmk_manifest m = {0};
+    int r = dmk_json_parse(text, path, MAX_DEPTH, &m.root, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    r = read_root(path, &m, reterr);
+    if (r < 0) {
+        dmk_manifest_free(&m);
+        return r;
+    }
+    *ret_manifest = m;
+    return 0;
+}
+
+/* Where the last member begins, or NULL. */
+static const char *find_checksum(struct dmk_str text)
+{
+    const size_t len = strlen(CHECKSUM);
+
+    for (size_t at = text.len; at-- > 0;) {
+        if (text.len - at >= len && memcmp(text.data + at, CHECKSUM, len) == 0) {
+            return text.data + at;
+        }
+    }
+    return NULL;
+}
+
+static int check_text(struct dmk_str text, const char *path, struct dmk_error *reterr)
+{
+    const char *at = find_checksum(text);
+    struct dmk_id128 is, says = {0};
+    char hex[33];
+    size_t skip;
+
+    if (!at) {
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: its own checksum is missing (cut off?)",
+                             path);
+    }
+    is = dmk_checksum128(text.data, (size_t)(at - text.data));
+    skip = (size_t)(at - text.data) + strlen(CHECKSUM ": \"");
+    if (skip + 32 <= text.len && dmk_id128_parse(text.data + skip, 32, &says) &&
+        dmk_id128_equal(is, says)) {
+        return 0;
+    }
+    dmk_id128_format(is, hex);
+    return dmk_error_set(
+        reterr, -DMK_EFORMAT,
+        "%s: its text has checksum %s, not the one at its end (damaged, or changed by hand?)", path,
+        hex);
+}
+
+int dmk_manifest_load(const char *dir, struct dmk_manifest *ret_manifest, struct dmk_error *reterr)
+{
+    struct dmk_buf text;
+    char path[4096];
+    int r;
+
+    (void)snprintf(path, sizeof(path), "%.4000s/" DMK_MANIFEST_NAME, dir);
+    dmk_buf_init(&text, MAX_BYTES);
+    r = dmk_file_read(path, "manifest", MAX_BYTES, &text, NULL, reterr);
+    if (r == 0 && (r = check_text(dmk_buf_str(&text), path, reterr)) == 0) {
+        r = dmk_manifest_parse(dmk_buf_str(&text), path, ret_manifest, reterr);
+    }
+    dmk_buf_fini(&text);
+    return r;
+}
+
+void dmk_manifest_free(struct dmk_manifest *m)
+{
+    json_decref(m->root);
+    free(m->source);
+    free(m->files);
+    free(m->copied);
+    free(m->inexact);
+    *m = (struct dmk_manifest){0};
+}
+
+/* ---- what it lists ---- */
+
+static json_t *describe_tensor(const struct dmk_cut_tensor *t)
+{
+    json_t *shape = json_array();
+
+    for (uint32_t i = 0; i < t->rank; i++) {
+        (void)json_array_append_new(shape, json_integer((json_int_t)t->dims[i]));
+    }
+    return json_pack("{s:s, s:s, s:o, s:I, s:{s:i, s:I, s:I, s:I}}", "name", t->name, "dtype",
+                     dmk_dtype_name(t->dtype), "shape", shape, "offset", (json_int_t)t->offset,
+                     "slice", "axis", (int)t->axis, "begin", (json_int_t)t->begin, "end",
+                     (json_int_t)t->end, "of", (json_int_t)t->of);
+}
+
+static json_t *describe_tensors(const struct dmk_cut *cut, const struct dmk_cut_file *f)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = f->first; i < f->first + f->n_tensors; i++) {
+        (void)json_array_append_new(list, describe_tensor(&cut->tensors[i]));
+    }
+    return list;
+}
+
+static int check_file(const struct dmk_manifest *m, const struct dmk_cut *cut, uint32_t at,
+                      const char *path, struct dmk_error *reterr)
+{
+    const struct dmk_cut_file *f = &cut->files[at];
+    const json_t *listed = json_array_get(json_object_get(m->root, "files"), at);
+    json_t *want;
+    bool equal;
+
+    if (strcmp(m->files[at].name, f->name) != 0) {
+        return dmk_error_set(reterr, -DMK_EMISMATCH,
+                             "%.300s: files[%u] is \"%s\" but must be \"%s\"", path, at,
+                             m->files[at].name, f->name);
+    }
+    if (m->files[at].n_bytes != f->n_bytes) {
+        return dmk_error_set(
+            reterr, -DMK_EMISMATCH, "%.300s: %s has %llu bytes but config.json asks for %llu", path,
+            f->name, (unsigned long long)m->files[at].n_bytes, (unsigned long long)f->n_bytes);
+    }
+    want = describe_tensors(cut, f);
+    equal = json_equal(want, json_object_get(listed, "tensors")) != 0;
+    json_decref(want);
+    return equal
+               ? 0
+               : dmk_error_set(reterr, -DMK_EMISMATCH,
+                               "%.300s: the tensors of %s are not those that config.json asks for",
+                               path, f->name);
+}
+
+int dmk_manifest_check(const struct dmk_manifest *m, const struct dmk_cut *cut, const char *path,
+                       struct dmk_error *reterr)
+{
+    if (m->n_files != cut->n_files) {
+        return dmk_error_set(reterr, -DMK_EMISMATCH,
+                             "%.300s: lists %u files but tp %u, dp %u make %u", path, m->n_files,
+                             cut->layout.tp, cut->layout.dp, cut->n_files);
+    }
+    for (uint32_t i = 0; i < cut->n_files; i++) {
+        const int r = check_file(m, cut, i, path, reterr);
+
+        if (r < 0) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* ---- writing ---- */
+
+static json_t *describe_file(const struct dmk_manifest_file *f)
+{
+    char hex[33];
+
+    dmk_id128_format(f->checksum, hex);
+    return json_pack("{s:s, s:I, s:s}", "name", f->name, "size", (json_int_t)f->n_bytes, "xxh3_128",
+                     hex);
+}
+
+static json_t *describe_files(const struct dmk_manifest *m, const struct dmk_cut *cut)
+{
+    const uint32_t n_ranks = cut->layout.tp * cut->layout.dp;
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < cut->n_files; i++) {
+        const struct dmk_cut_file *f = &cut->files[i];
+        json_t *file = describe_file(&m->files[i]), *ranks = json_array();
+
+        for (uint32_t r = 0; r < n_ranks; r++) {
+            if (dmk_cut_serves(cut, f, r)) {
+                (void)json_array_append_new(ranks, json_integer(r));
+            }
+        }
+        (void)json_object_set_new(file, "kind", json_string(dmk_cut_kind_name(f->kind)));
+        (void)json_object_set_new(file, "ranks", ranks);
+        (void)json_object_set_new(file, "tensors", describe_tensors(cut, f));
+        (void)json_array_append_new(list, file);
+    }
+    return list;
+}
+
+static json_t *describe_exactness(const struct dmk_manifest *m)
+{
+    json_t *list = json_array();
+    uint64_t n_blocks = 0;
+    double largest = 0;
+
+    for (uint32_t i = 0; i < m->n_inexact; i++) {
+        const struct dmk_inexact *e = &m->inexact[i];
+
+        n_blocks += e->n_blocks;
+        largest = e->largest_error > largest ? e->largest_error : largest;
+        (void)json_array_append_new(
+            list,
+            json_pack("{s:I, s:I, s:s, s:I, s:f}", "layer", (json_int_t)e->layer, "expert",
+                      (json_int_t)e->expert, "matrix", e->gate_up ? "gate_up_proj" : "down_proj",
+                      "blocks", (json_int_t)e->n_blocks, "largest_error", e->largest_error));
+    }
+    return json_pack("{s:I, s:I, s:f, s:o}", "blocks", (json_int_t)m->n_blocks, "inexact_blocks",
+                     (json_int_t)n_blocks, "largest_error", largest, "matrices", list);
+}
+
+static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
+{
+    json_t *copied = json_array();
+    char id[33];
+
+    dmk_id128_format(m->model_id, id);
+    for (uint32_t i = 0; i < m->n_copied; i++) {
+        (void)json_array_append_new(copied, describe_file(&m->copied[i]));
+    }
+    return json_pack("{s:s, s:i, s:s, s:{s:s}, s:{s:I, s:I, s:I}, s:s, s:s, s:i, s:o, s:o}",
+                     "format", FORMAT, "version", (int)DMK_MANIFEST_VERSION, "model_id", id,
+                     "source", "path", m->source, "layout", "tp", (json_int_t)cut->layout.tp, "dp",
+                     (json_int_t)cut->layout.dp, "ep",
+                     (json_int_t)(cut->layout.tp * cut->layout.dp), "dense", "bf16", "experts",
+                     dmk_cut_format_name(cut->experts), "alignment", (int)DMK_CUT_ALIGN,
+                     "exactness", describe_exactness(m), "copied", copied);
+}
+
+static void put_value(struct dmk_buf *out, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+
+    dmk_buf_puts(out, text ? text : "");
+    out->failed = out->failed || !text;
+    free(text);
+}
+
+/* A value a line, so that people can read it: of an object its members, of an array its elements. */
+static void put_lines(struct dmk_buf *out, json_t *value, const char *indent)
+{
+    const char *key;
+    json_t *member;
+    size_t i;
+    bool first = true;
+
+    json_array_foreach(value, i, member)
+    {
+        dmk_buf_printf(out, "%s\n%s", i ? "," : "", indent);
+        put_value(out, member);
+    }
+    json_object_foreach(value, key, member)
+    {
+        dmk_buf_printf(out, "%s\n%s\"%s\": ", first ? "" : ",", indent, key);
+        put_value(out, member);
+        first = false;
+    }
+}
+
+/* Files with a line for each tensor. */
+static void put_files(struct dmk_buf *out, json_t *files)
+{
+    json_t *file;
+    size_t i;
+
+    json_array_foreach(files, i, file)
+    {
+        json_t *tensors = json_incref(json_object_get(file, "tensors"));
+
+        (void)json_object_del(file, "tensors");
+        dmk_buf_printf(out, "%s\n  ", i ? "," : "");
+        put_value(out, file);
+        out->len -= 1; /* its brace */
+        dmk_buf_puts(out, ",\"tensors\":[");
+        put_lines(out, tensors, "    ");
+        dmk_buf_puts(out, "]}");
+        json_decref(tensors);
+    }
+}
+
+int dmk_manifest_write(const struct dmk_manifest *m, const struct dmk_cut *cut, struct dmk_buf *out,
+                       struct dmk_error *reterr)
+{
+    json_t *root = describe(m, cut), *files = describe_files(m, cut);
+    char hex[33];
+
+    if (root && files) {
+        dmk_buf_puts(out, "{");
+        put_lines(out, root, " ");
+        dmk_buf_puts(out, ",\n \"files\": [");
+        put_files(out, files);
+        dmk_buf_puts(out, "],\n ");
+    }
+    if (root && files && !out->failed) {
+        dmk_id128_format(dmk_checksum128(out->data, out->len), hex);
+        dmk_buf_printf(out, CHECKSUM ": \"%s\"\n}\n", hex);
+    }
+    out->failed = out->failed || !root || !files;
+    json_decref(root);
+    json_decref(files);
+    return out->failed ? dmk_error_set(reterr, -DMK_ENOMEM,
+                                       "no memory for the manifest of %u files", cut->n_files)
+                       : 0;
+}
