@@ -52,6 +52,17 @@ struct dmk_page_copy_args {
     uint32_t n_pairs, n_arrays, n_pages, page_bytes;
 };
 
+/* Pages of neighbouring arrays of a pool, all with the same ids, and one contiguous piece of memory that holds them in
+ * the order of the ids: page_gather brings them from the pool into the piece, page_scatter from the piece into the
+ * pool. A piece has its arrays one after the other, so that what belongs to one (layer, head) is contiguous. */
+struct dmk_page_move_args {
+    uint8_t *pool;       /* [n_arrays][n_pages][page_bytes]: from the first array of the call on */
+    uint8_t *piece;      /* [n_arrays][n_ids][page_bytes]; a device also takes pinned host memory */
+    const uint32_t *ids; /* [n_ids], below n_pages; distinct where they are written to */
+    uint32_t n_ids, n_arrays, n_pages;
+    uint32_t page_bytes; /* a multiple of 16 */
+};
+
 /* Picks a token for each row as common/sample does for parameters without top-k, top-p, penalties, bias, bans
  * and mask, to the bit: block sums of DMK_SAMPLE_BLOCK rows in 16 lanes, blocks in order. */
 struct dmk_sample_row {

@@ -247,6 +247,8 @@ struct dmk_kernels {
     void (*moe_down)(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
     void (*moe_combine)(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
     void (*residual)(const struct dmk_residual_args *args, struct dmk_stream *stream);
+    void (*page_gather)(const struct dmk_page_move_args *args, struct dmk_stream *stream);
+    void (*page_scatter)(const struct dmk_page_move_args *args, struct dmk_stream *stream);
     /* All of these, or none. */
     void (*add_norm)(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
     void (*combine_norm)(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);

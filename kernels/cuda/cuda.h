@@ -197,6 +197,8 @@ void dmk_cuda_rope(const struct dmk_rope_args *args, struct dmk_stream *stream);
 void dmk_cuda_rope_write(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
 void dmk_cuda_kv_write(const struct dmk_kv_write_args *args, struct dmk_stream *stream);
 void dmk_cuda_page_copy(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
+void dmk_cuda_page_gather(const struct dmk_page_move_args *args, struct dmk_stream *stream);
+void dmk_cuda_page_scatter(const struct dmk_page_move_args *args, struct dmk_stream *stream);
 void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream);
 void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
 void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream);

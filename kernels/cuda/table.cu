@@ -17,6 +17,8 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.moe_down = dmk_cuda_moe_down;
     k.moe_combine = dmk_cuda_moe_combine;
     k.residual = dmk_cuda_residual;
+    k.page_gather = dmk_cuda_page_gather;
+    k.page_scatter = dmk_cuda_page_scatter;
     k.add_norm = dmk_cuda_add_norm;
     k.combine_norm = dmk_cuda_combine_norm;
     k.route = dmk_cuda_route;

@@ -17,5 +17,7 @@ void dmk_kernels_ref(struct dmk_kernels *ret_kernels)
         .moe_down = dmk_ref_moe_down,
         .moe_combine = dmk_ref_moe_combine,
         .residual = dmk_ref_residual,
+        .page_gather = dmk_ref_page_gather,
+        .page_scatter = dmk_ref_page_scatter,
     };
 }

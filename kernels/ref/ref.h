@@ -23,3 +23,5 @@ void dmk_ref_moe_gate_up(const struct dmk_moe_gate_up_args *args, struct dmk_str
 void dmk_ref_moe_down(const struct dmk_moe_down_args *args, struct dmk_stream *stream);
 void dmk_ref_moe_combine(const struct dmk_moe_combine_args *args, struct dmk_stream *stream);
 void dmk_ref_residual(const struct dmk_residual_args *args, struct dmk_stream *stream);
+void dmk_ref_page_gather(const struct dmk_page_move_args *args, struct dmk_stream *stream);
+void dmk_ref_page_scatter(const struct dmk_page_move_args *args, struct dmk_stream *stream);

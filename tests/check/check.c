@@ -194,11 +194,8 @@ void check_bench(struct check *c, const char *what, void (*fn)(void *ud), void *
 static const struct {
     const char *name;
     void (*fn)(struct check *c);
-} tests[] = {{"exp", check_exp},
-             {"linear", check_linear},
-             {"rows", check_rows},
-             {"attn", check_attn},
-             {"moe", check_moe}};
+} tests[] = {{"exp", check_exp},     {"linear", check_linear}, {"rows", check_rows},
+             {"pages", check_pages}, {"attn", check_attn},     {"moe", check_moe}};
 
 static void run_tests(struct check *c, const char *only, uint64_t seed)
 {

@@ -46,5 +46,6 @@ void check_bench(struct check *c, const char *what, void (*fn)(void *ud), void *
 void check_exp(struct check *c);
 void check_linear(struct check *c);
 void check_rows(struct check *c);
+void check_pages(struct check *c);
 void check_attn(struct check *c);
 void check_moe(struct check *c);

@@ -62,6 +62,7 @@ void device_bench(struct device *d, const char *what, void (*fn)(struct device *
                   void *ud, double bytes, double flops);
 
 void check_rows(struct device *d);
+void check_pages(struct device *d);
 void check_linear(struct device *d);
 void check_attn(struct device *d);
 void check_moe(struct device *d);
