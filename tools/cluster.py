@@ -108,15 +108,18 @@ class Process:
 class Cluster:
     """Prefill and decode workers and routers; a context manager for tests."""
 
+    backend = "cpu"  # of every cluster whose workers have a model; tests change it as a whole
+
     def __init__(self, build, model, *, prefill=1, decode=1, routers=1, prefill_tp=1, decode_tp=1,
                  decode_dp=1, transport="tcp", model_name="gpt-oss-tiny", http_port=0, grpc_port=0,
                  name="default", threads=0, prefill_args=(), decode_args=(), router_args=(),
-                 env=None, mock=False):
+                 env=None, mock=False, backend=None):
         self.build = pathlib.Path(build).resolve()
         self.dir = self.build / "cluster" / name
         self.dir.mkdir(parents=True, exist_ok=True)
         self.model, self.model_name, self.env = pathlib.Path(model), model_name, env
         self.mock = mock  # workers without a model; model is then only a name
+        self.backend = backend or Cluster.backend
         self.prefill = [self._worker("prefill", i, prefill_tp, 1, transport, threads, prefill_args)
                         for i in range(prefill)]
         self.decode = [self._worker("decode", i, decode_tp, decode_dp, transport, threads, decode_args)
@@ -138,6 +141,7 @@ class Cluster:
         argv += ["--worker-id", name, "--model", self.model, "--model-name", self.model_name, "--listen", f"127.0.0.1:{rpc}",
                 "--admin-host", "127.0.0.1", "--admin-port", admin, "--tp", tp,
                 "--xfer-transport", transport]
+        argv += [] if self.mock else ["--backend", self.backend]
         argv += ["--dp", dp] if role == "decode" else []
         argv += ["--threads", threads] if threads else []
         p = Process(name, argv + list(extra), self._log(name), f"http://127.0.0.1:{admin}")
@@ -248,7 +252,7 @@ def from_args(args):
                    decode=args.decode, routers=args.routers, prefill_tp=args.prefill_tp,
                    decode_tp=args.decode_tp, decode_dp=args.decode_ep // args.decode_tp,
                    transport=args.transport, http_port=args.http_port, grpc_port=args.grpc_port,
-                   name=args.name, threads=args.threads, model_name=args.model_name,
+                   name=args.name, threads=args.threads, model_name=args.model_name, backend=args.backend,
                    decode_args=[] if args.local_prefill_below is None
                    else ["--local-prefill-below", args.local_prefill_below])
 
@@ -363,7 +367,10 @@ def main():
     parser.add_argument("--decode-tp", type=int, default=1, help="tensor-parallel ranks of a decode worker")
     parser.add_argument("--decode-ep", type=int, default=0, help="expert-parallel ranks of a decode worker "
                         "(tp x dp, 8 at most; default: tp; above tp it has data-parallel groups)")
-    parser.add_argument("--transport", default="tcp", choices=["tcp", "shm"], help="how pages travel")
+    parser.add_argument("--transport", default="tcp", choices=["tcp", "shm", "cuda"], help="how pages travel (cuda: "
+                        "between GPUs of this machine, or within one)")
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "ref", "cuda"], help="where the model runs; with cuda "
+                        "all workers share the first GPU that they see")
     parser.add_argument("--model", help="checkpoint folder (default: the trained tiny one)")
     parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
                         "GPU (damask mock)")

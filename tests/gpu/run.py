@@ -123,9 +123,9 @@ class Suite:
 
     def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), wait=True):
         threshold = "0" if prefill else "max"
-        common = ["--backend", self.args.backend, *self.args.worker_args]
+        common = self.args.worker_args
         c = Cluster(self.args.build, model or self.model, prefill=prefill, decode=decode, transport=transport,
-                    name=f"gpu-{name}", model_name=MODEL, prefill_args=[*common, *prefill_args],
+                    name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend, prefill_args=[*common, *prefill_args],
                     decode_args=[*common, "--local-prefill-below", threshold, *decode_args],
                     threads=1 if self.args.backend == "cpu" else 0)
         self.clusters.append(c)

@@ -16,7 +16,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from cluster import Cluster, get, random_model, tiny_model  # noqa: E402
 
+# How pages travel in tests that try each way; with --backend cuda also "cuda".
+TRANSPORTS = ["tcp", "shm"]
+
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--backend", default="cpu", choices=["cpu", "ref", "cuda"],
+                     help="of all workers with a model; tests/gpu/test.sh names the tests that suit a GPU")
+
+
+def pytest_configure(config):
+    Cluster.backend = config.getoption("--backend")
+    if Cluster.backend == "cuda":
+        TRANSPORTS.append("cuda")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from cluster import Cluster
-from conftest import pools_balance
+from conftest import TRANSPORTS, pools_balance
 
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 200, 513]
 LONG = [4095, 4096, 4097, 9000]
@@ -26,7 +26,7 @@ def alone(build, model):
         yield c
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def split(request, build, model):
     c = Cluster(build, model, prefill=1, decode=1, transport=request.param, name=f"split-{request.param}",
                 threads=1, decode_args=["--local-prefill-below", "0"])

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from cluster import Cluster, get
-from conftest import pools_balance
+from conftest import TRANSPORTS, pools_balance
 
 LONG = 1500  # tokens of a prompt that takes long enough to be struck in its midst
 
@@ -142,7 +142,7 @@ def test_client_leaves_in_the_midst_of_its_answer(make):
     wait_for(lambda: state(c.decode[0])["requests"] == 0, 10)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_prefill_worker_is_killed(make, transport):
     c = make(2, 1, transport)
     want = Ask(c, LONG).text()
