@@ -237,6 +237,7 @@ void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_
         return;
     }
     job->order = ++core->next_order;
+    job->due_ns = (int64_t)now_ns + request->shift_ns;
     job->router = request->router;
     job->id = request->id;
     job->mute = job->with_tx = job->released = false;

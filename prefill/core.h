@@ -33,6 +33,7 @@ struct dmk_prefill_request {
     uint32_t n_prompt;      /* at least 2 */
     struct dmk_bytes ticket;
     struct dmk_bytes salt;
+    int64_t shift_ns; /* its turn comes as if it had arrived so much later */
 };
 
 enum dmk_prefill_event_kind {

@@ -8,6 +8,7 @@
 struct dmk_prefill_job {
     enum dmk_prefill_state state;
     uint64_t order; /* also the sender's key */
+    int64_t due_ns; /* whose turn comes first */
     uint32_t router;
     struct dmk_request_id id;
     bool mute;        /* cancelled or already answered: no event any more */

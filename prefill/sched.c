@@ -13,7 +13,7 @@ static bool is_before(const struct dmk_prefill_turn *a, const struct dmk_prefill
     if (shortest && left_to_plan(a) != left_to_plan(b)) {
         return left_to_plan(a) < left_to_plan(b);
     }
-    return a->order < b->order;
+    return a->due_ns != b->due_ns ? a->due_ns < b->due_ns : a->order < b->order;
 }
 
 /* The earliest job in a state, or the one with the least left. */
@@ -61,7 +61,7 @@ uint32_t dmk_prefill_pick_claim(const struct dmk_prefill_turn *turns, uint32_t n
     if (n_claiming >= DMK_PREFILL_MAX_CLAIMING) {
         return UINT32_MAX;
     }
-    if (runs == UINT32_MAX || turns[earliest].order < turns[runs].order) {
+    if (runs == UINT32_MAX || is_before(&turns[earliest], &turns[runs], false)) {
         return earliest;
     }
     return is_shortest ? shortest : UINT32_MAX;

@@ -5,7 +5,10 @@
  * least, however many short ones come. While the engine runs, the jobs whose turn is next may already be
  * claiming at their decode workers, so that the engine does not wait for an answer; but not long before
  * their turn, since from the claim on the transfer's deadline counts. A decode worker that does not answer
- * holds up nobody: its job is passed by those behind it. */
+ * holds up nobody: its job is passed by those behind it.
+ *
+ * The earliest is the one that is due first: its arrival, moved by its priority for a bounded time, so that
+ * nobody is overtaken for ever. */
 #pragma once
 
 #include <stdbool.h>
@@ -28,6 +31,7 @@ struct dmk_prefill_turn {
     uint64_t order;    /* arrival: smaller is earlier */
     uint32_t n_left;   /* tokens not computed yet, those of a chunk in flight included */
     uint32_t n_flight; /* tokens of a chunk in flight */
+    int64_t due_ns;    /* arrival, moved by the request's priority: comes before order */
 };
 
 /* Of the RUNNING jobs with something left to plan, the index of the one that has the least left, or of the

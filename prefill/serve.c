@@ -161,6 +161,7 @@ static void on_prefill(void *ud, uint32_t router, const Damask__V1__Prefill *m)
         .n_prompt = (uint32_t)m->n_prompt,
         .ticket = {m->ticket.data, m->ticket.len},
         .salt = {m->cache_salt.data, m->cache_salt.len},
+        .shift_ns = dmk_msg_priority_ns(m->priority),
     };
 
     log_request(&request, m->request_id);

@@ -122,6 +122,7 @@ static void fill_turns(struct dmk_prefill_core *core)
         core->turns[i] = (struct dmk_prefill_turn){
             .state = job->state,
             .order = job->order,
+            .due_ns = job->due_ns,
             .n_left = job->n - job->pos,
             .n_flight = core->in_flight && core->step.job == job ? core->step.seq.n_tokens : 0,
         };

@@ -5,6 +5,7 @@
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/rpc/msg.h"
 #include "router/request_internal.h"
 
 #define TICK_MS        50
@@ -103,14 +104,25 @@ void dmk_request__touch(struct dmk_request *r)
     }
 }
 
-void dmk_request__queue(struct dmk_request *r, bool front)
+/* When its turn is, if everybody had to wait for one: what tries again keeps its place. */
+static int64_t due_ns(const struct dmk_request *r)
+{
+    return (int64_t)r->lead->timeline.rendered_ns + dmk_msg_priority_ns(r->lead->ask.priority);
+}
+
+void dmk_request__queue(struct dmk_request *r)
 {
     struct dmk_requests *all = r->all;
+    struct dmk_list *behind =
+        &all->queue; /* the head of the list stands behind its last entry too */
 
     dmk_assert(dmk_list_empty(&r->queued));
     r->state = DMK_WAITING;
-    /* The head of the list stands before its first entry. */
-    dmk_list_push_back(front ? all->queue.next : &all->queue, &r->queued);
+    while (behind->prev != &all->queue &&
+           due_ns(dmk_container_of(behind->prev, struct dmk_request, queued)) > due_ns(r)) {
+        behind = behind->prev;
+    }
+    dmk_list_push_back(behind, &r->queued);
     all->n_waiting++;
 }
 
@@ -158,7 +170,7 @@ static void enter_queue(struct dmk_request *lead)
     for (struct dmk_request *r = lead; r; r = dmk_request__next_part(r)) {
         r->queue_deadline_ns =
             lead->timeline.rendered_ns + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
-        dmk_request__queue(r, false);
+        dmk_request__queue(r);
     }
     dmk_requests__pump(all);
 }

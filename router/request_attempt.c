@@ -84,7 +84,7 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
 
             d->full_until_ns = now_ns(all) + pause * DMK_NS_PER_MS;
         }
-        dmk_request__queue(r, true);
+        dmk_request__queue(r);
         return;
     }
     if (!sent && r->n_retries == 0) {
@@ -93,7 +93,7 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
         dmk_log_warn("req=%s attempt %u failed (%s: %s), trying again", r->request_id, r->attempt,
                      dmk_fail_cause_name(cause), line);
         r->queue_deadline_ns = now_ns(all) + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
-        dmk_request__queue(r, true);
+        dmk_request__queue(r);
         return;
     }
     dmk_counter_add(stats->failures[cause], 1);

@@ -140,8 +140,8 @@ struct dmk_requests {
 /* ---- request.c */
 /* Gives a new or another request its place among all. */
 void dmk_request__link(struct dmk_request *r);
-/* In front of those that wait, or behind them. */
-void dmk_request__queue(struct dmk_request *r, bool front);
+/* Among those that wait, by arrival and priority. */
+void dmk_request__queue(struct dmk_request *r);
 void dmk_request__touch(struct dmk_request *r);
 /* Seconds a client should wait: what waits, by the rate at which prompts get through. */
 uint32_t dmk_requests__retry_after_s(const struct dmk_requests *all);

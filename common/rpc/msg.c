@@ -250,3 +250,10 @@ int dmk_msg_prefill_check(const Damask__V1__Prefill *p, const struct dmk_msg_lim
     }
     return check_prompt(p->prompt, p->n_prompt, limits, reterr);
 }
+
+int64_t dmk_msg_priority_ns(int32_t priority)
+{
+    const int32_t level = priority < -10 ? -10 : priority > 10 ? 10 : priority;
+
+    return level * (int64_t)1000000000;
+}

@@ -52,6 +52,10 @@ int dmk_msg_worker_unpack(struct dmk_bytes bytes, uint32_t vocab_size,
                           ProtobufCAllocator *allocator, Damask__V1__WorkerMessage **ret,
                           struct dmk_error *reterr);
 
+/* What a request's priority is worth: its turn comes as if it had arrived so much later (below 0: earlier). Lower is
+ * sooner; a level is a second, and 10 either way are the end, so that nobody is overtaken for ever. */
+int64_t dmk_msg_priority_ns(int32_t priority);
+
 /* Packs straight into gRPC's memory; otherwise as dmk_rpc_send. */
 int dmk_rpc_send_message(struct dmk_rpc_stream *stream, const ProtobufCMessage *message);
 

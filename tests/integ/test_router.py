@@ -507,6 +507,39 @@ def test_whole_answer_of_a_dead_worker_is_an_error(workers):
         assert status == 503 and "retry-after" in headers and got["error"]["code"]
 
 
+def test_priority_orders_those_that_wait(workers):
+    """Lower is sooner; a request without one, or beyond the bound, keeps its place among its equals."""
+    d = workers("decode", script=says(HELLO))
+    gate = threading.Event()
+    def full(w, session, g):
+        if not gate.is_set():
+            session.send(failed=pb.Failed(id=g.id, code=pb.FAILURE_FULL, retry_after_ms=100, text="no pages"))
+            return True
+        return False
+    d.on_generate = full
+    with Router(decode=[d]) as r:
+        asked = [("first", None), ("late", 3), ("next", 0), ("last", 99), ("soon", -2), ("last too", 10), ("soonest", -10)]
+        threads = []
+        for name, priority in asked:
+            threads.append(threading.Thread(target=lambda n=name, p=priority: r.chat(
+                messages=[{"role": "user", "content": n}], **({} if p is None else {"priority": p}))))
+            threads[-1].start()
+            end = time.monotonic() + 5
+            while r.metric("vllm:num_requests_waiting") + r.metric("vllm:num_requests_running") < len(threads):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        n_before = len(d.messages("generate"))
+        gate.set()
+        for t in threads:
+            t.join(10)
+        got = []
+        for g in d.messages("generate")[n_before:]:
+            text = harmony.decode(list(g.prompt)).rsplit("<|start|>user<|message|>", 1)[1].split("<|end|>")[0]
+            if text not in got:
+                got.append(text)
+        assert got == ["soonest", "soon", "first", "next", "late", "last", "last too"]
+
+
 def test_full_worker_makes_requests_wait(workers):
     d, p = workers("decode", script=says(HELLO)), workers("prefill")
     def full(w, session, g):

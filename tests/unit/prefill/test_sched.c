@@ -77,6 +77,27 @@ static void test_a_short_job_passes_a_long_one(void **state)
     assert_int_equal(dmk_prefill_pick_claim(turns, 4), 3);
 }
 
+static void test_priority_moves_the_turn(void **state)
+{
+    struct dmk_prefill_turn turns[] = {
+        {.state = DMK_PREFILL_RUNNING, .order = 1, .n_left = 6000, .due_ns = 100},
+        {.state = DMK_PREFILL_QUEUED, .order = 2, .n_left = 7000, .due_ns = 200},
+        {.state = DMK_PREFILL_QUEUED, .order = 3, .n_left = 8000, .due_ns = -300},
+        {.state = DMK_PREFILL_QUEUED, .order = 4, .n_left = 9000, .due_ns = 150},
+    };
+
+    (void)state;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 2);
+    turns[2].state = DMK_PREFILL_RUNNING;
+    assert_int_equal(dmk_prefill_pick_run(turns, 4, false), 2);
+    assert_int_equal(dmk_prefill_pick_run(turns, 4, true), 0);
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), NONE);
+    turns[0].state = turns[2].state = DMK_PREFILL_PUSHED;
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 3);
+    turns[3].due_ns = 200; /* two that are due at a time: the one that came first */
+    assert_int_equal(dmk_prefill_pick_claim(turns, 4), 1);
+}
+
 static void test_a_silent_decode_worker_holds_up_nobody(void **state)
 {
     struct dmk_prefill_turn turns[DMK_PREFILL_MAX_CLAIMING + 1];
@@ -119,6 +140,7 @@ int main(void)
         cmocka_unit_test(test_a_job_with_its_last_chunk_in_flight_has_no_turn),
         cmocka_unit_test(test_the_next_claims_when_the_engine_runs_dry),
         cmocka_unit_test(test_a_short_job_passes_a_long_one),
+        cmocka_unit_test(test_priority_moves_the_turn),
         cmocka_unit_test(test_a_silent_decode_worker_holds_up_nobody),
         cmocka_unit_test(test_chunks_tile_the_prompt_and_stop_at_boundaries),
     };

@@ -456,6 +456,16 @@ static void survives_noise(void **state)
     assert_true(n_read > 100 && n_refused > 100);
 }
 
+/* Lower is sooner, to a bound. */
+static void test_priority(void **state)
+{
+    (void)state;
+    assert_true(dmk_msg_priority_ns(0) == 0);
+    assert_true(dmk_msg_priority_ns(1) == 1000000000 && dmk_msg_priority_ns(-3) == -3000000000ll);
+    assert_true(dmk_msg_priority_ns(INT32_MAX) == 10000000000ll);
+    assert_true(dmk_msg_priority_ns(INT32_MIN) == -10000000000ll);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,6 +477,7 @@ int main(void)
         cmocka_unit_test(other_events_are_checked),
         cmocka_unit_test(batches_equal_the_generated_packing),
         cmocka_unit_test(survives_noise),
+        cmocka_unit_test(test_priority),
     };
     int ret;
 
