@@ -7,7 +7,7 @@
 
 #define AT(field) offsetof(struct dmk_decode_options, field)
 
-static const struct dmk_conf_option own_options[] = {
+static const struct dmk_conf_option options[] = {
     {"max-sequences", DMK_CONF_U32, "64", 1, 4096, NULL,
      "Sequences that run or wait for their pages at a time; each choice of a request is one.",
      AT(max_sequences)},
@@ -34,35 +34,19 @@ static const struct dmk_conf_option own_options[] = {
      AT(max_draining_pages)},
 };
 
-/* The joined table lives as long as the process: the conf is freed with it. */
-const struct dmk_conf_option *dmk_decode_options_table(size_t *ret_n)
-{
-    static struct dmk_conf_option *options;
-    static size_t n;
+const struct dmk_conf_part dmk_decode_part = {.options = options,
+                                              .n_options = sizeof(options) / sizeof(options[0])};
 
-    if (!options) {
-        options =
-            dmk_worker_options_join(own_options, sizeof(own_options) / sizeof(own_options[0]), &n);
-    }
-    *ret_n = n;
-    return options;
-}
+static const struct dmk_conf_part *const parts[] = {&dmk_worker_part, &dmk_decode_part, NULL};
 
-static struct dmk_conf_program program_of(void)
-{
-    size_t n;
-    const struct dmk_conf_option *options = dmk_decode_options_table(&n);
-
-    return (struct dmk_conf_program){
-        .name = "damask-decode",
-        .summary =
-            "Decode worker: holds sequences, samples every token, computes short prompts itself.",
-        .usage = "",
-        .env_prefix = "DAMASK_DECODE_",
-        .options = options,
-        .n_options = n,
-    };
-}
+static const struct dmk_conf_program program = {
+    .name = "damask-decode",
+    .summary =
+        "Decode worker: holds sequences, samples every token, computes short prompts itself.",
+    .usage = "",
+    .env_prefix = "DAMASK_DECODE_",
+    .parts = parts,
+};
 
 int dmk_decode_options_below(const char *text, uint32_t *ret, struct dmk_error *reterr)
 {
@@ -87,7 +71,6 @@ int dmk_decode_options_below(const char *text, uint32_t *ret, struct dmk_error *
 int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *conf,
                             uint32_t *ret_below, struct dmk_error *reterr)
 {
-    const struct dmk_conf_program program = program_of();
     int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
     if (r == 0) {
@@ -98,7 +81,5 @@ int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *co
 
 void dmk_decode_options_free(struct dmk_decode_options *conf)
 {
-    const struct dmk_conf_program program = program_of();
-
     dmk_conf_free(&program, conf);
 }

@@ -18,7 +18,7 @@ struct dmk_decode_options {
 int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *conf,
                             uint32_t *ret_below, struct dmk_error *reterr);
 void dmk_decode_options_free(struct dmk_decode_options *conf);
-/* All rows: those of every worker and those of this role. */
-const struct dmk_conf_option *dmk_decode_options_table(size_t *ret_n);
+/* The rows of this role alone; they write into struct dmk_decode_options. */
+extern const struct dmk_conf_part dmk_decode_part;
 /* The threshold that a text means: a number of tokens, or max. */
 int dmk_decode_options_below(const char *text, uint32_t *ret, struct dmk_error *reterr);

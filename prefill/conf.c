@@ -3,7 +3,7 @@
 
 #define AT(field) offsetof(struct dmk_prefill_options, field)
 
-static const struct dmk_conf_option own_options[] = {
+static const struct dmk_conf_option options[] = {
     {"max-jobs", DMK_CONF_U32, "64", 1, 4096, NULL,
      "Prompts that wait, are computed or wait for the decode worker's answer at a time.",
      AT(max_jobs)},
@@ -20,40 +20,23 @@ static const struct dmk_conf_option own_options[] = {
      AT(give_up_ms)},
 };
 
-/* The joined table lives as long as the process: the conf is freed with it. */
-const struct dmk_conf_option *dmk_prefill_options_table(size_t *ret_n)
-{
-    static struct dmk_conf_option *options;
-    static size_t n;
+const struct dmk_conf_part dmk_prefill_part = {.options = options,
+                                               .n_options = sizeof(options) / sizeof(options[0])};
 
-    if (!options) {
-        options =
-            dmk_worker_options_join(own_options, sizeof(own_options) / sizeof(own_options[0]), &n);
-    }
-    *ret_n = n;
-    return options;
-}
+static const struct dmk_conf_part *const parts[] = {&dmk_worker_part, &dmk_prefill_part, NULL};
 
-static struct dmk_conf_program program_of(void)
-{
-    size_t n;
-    const struct dmk_conf_option *options = dmk_prefill_options_table(&n);
-
-    return (struct dmk_conf_program){
-        .name = "damask-prefill",
-        .summary = "Prefill worker: computes the keys and values of prompts and writes them into "
-                   "decode workers.",
-        .usage = "",
-        .env_prefix = "DAMASK_PREFILL_",
-        .options = options,
-        .n_options = n,
-    };
-}
+static const struct dmk_conf_program program = {
+    .name = "damask-prefill",
+    .summary = "Prefill worker: computes the keys and values of prompts and writes them into "
+               "decode workers.",
+    .usage = "",
+    .env_prefix = "DAMASK_PREFILL_",
+    .parts = parts,
+};
 
 int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *conf,
                              struct dmk_error *reterr)
 {
-    const struct dmk_conf_program program = program_of();
     const int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
     return r == 0 ? dmk_worker_options_check(&conf->worker, true, reterr) : r;
@@ -61,7 +44,5 @@ int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *
 
 void dmk_prefill_options_free(struct dmk_prefill_options *conf)
 {
-    const struct dmk_conf_program program = program_of();
-
     dmk_conf_free(&program, conf);
 }

@@ -17,5 +17,5 @@ struct dmk_prefill_options {
 int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *conf,
                              struct dmk_error *reterr);
 void dmk_prefill_options_free(struct dmk_prefill_options *conf);
-/* All rows: those of every worker and those of this role. */
-const struct dmk_conf_option *dmk_prefill_options_table(size_t *ret_n);
+/* The rows of this role alone; they write into struct dmk_prefill_options. */
+extern const struct dmk_conf_part dmk_prefill_part;

@@ -5,9 +5,7 @@
 
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include "common/base/assert.h"
 #include "common/base/log.h"
 #include "decode/serve.h"
 #include "prefill/serve.h"
@@ -52,31 +50,13 @@ struct prefill_options {
     struct own own;
 };
 
-/* The role's rows, with other defaults where a mock needs them, then the own ones. Freed with free. */
-static struct dmk_conf_option *join(const struct dmk_conf_option *role, size_t n, size_t at_own)
-{
-    struct dmk_conf_option *all = calloc(n + N_OWN, sizeof(*all));
-
-    dmk_assert(all);
-    for (size_t i = 0; i < n; i++) {
-        all[i] = role[i];
-        if (strcmp(all[i].name, "model") == 0) {
-            all[i].def = "mock";
-            all[i].help = "A name; nothing is read.";
-        } else if (strcmp(all[i].name, "full-pages") == 0) {
-            all[i].def = "65536";
-        } else if (strcmp(all[i].name, "window-pages") == 0) {
-            all[i].def = "16384";
-        } else if (strcmp(all[i].name, "max-sequences") == 0) {
-            all[i].def = "256";
-        }
-    }
-    for (size_t i = 0; i < N_OWN; i++) {
-        all[n + i] = own_options[i];
-        all[n + i].offset += at_own;
-    }
-    return all;
-}
+static const struct dmk_conf_change changes[] = {
+    {"model", "mock", "A name; nothing is read."},
+    {"full-pages", "65536", NULL},
+    {"window-pages", "16384", NULL},
+    {"max-sequences", "256", NULL}, /* decode */
+};
+#define N_CHANGES (sizeof(changes) / sizeof(changes[0]))
 
 struct source {
     struct dmk_mock_conf conf;
@@ -129,16 +109,18 @@ static struct source source_of(const struct dmk_worker_conf *w, const struct own
 
 static int mock_decode(int argc, char **argv)
 {
-    size_t n;
-    const struct dmk_conf_option *role = dmk_decode_options_table(&n);
-    struct dmk_conf_option *rows = join(role, n, offsetof(struct decode_options, own));
+    static const struct dmk_conf_part own_part = {own_options, N_OWN,
+                                                  offsetof(struct decode_options, own)};
+    static const struct dmk_conf_part *const parts[] = {&dmk_worker_part, &dmk_decode_part,
+                                                        &own_part, NULL};
     const struct dmk_conf_program program = {
         .name = "damask mock decode",
         .summary = "A decode worker without a model: the real protocol at a configured speed.",
         .usage = "",
         .env_prefix = "DAMASK_MOCK_",
-        .options = rows,
-        .n_options = n + N_OWN,
+        .parts = parts,
+        .changes = changes,
+        .n_changes = N_CHANGES,
     };
     struct decode_options o = {0};
     struct dmk_error err = {0};
@@ -162,22 +144,23 @@ static int mock_decode(int argc, char **argv)
         status = dmk_decode_serve(&o.role, below, &source);
     }
     dmk_conf_free(&program, &o);
-    free(rows);
     return status;
 }
 
 static int mock_prefill(int argc, char **argv)
 {
-    size_t n;
-    const struct dmk_conf_option *role = dmk_prefill_options_table(&n);
-    struct dmk_conf_option *rows = join(role, n, offsetof(struct prefill_options, own));
+    static const struct dmk_conf_part own_part = {own_options, N_OWN,
+                                                  offsetof(struct prefill_options, own)};
+    static const struct dmk_conf_part *const parts[] = {&dmk_worker_part, &dmk_prefill_part,
+                                                        &own_part, NULL};
     const struct dmk_conf_program program = {
         .name = "damask mock prefill",
         .summary = "A prefill worker without a model: the real protocol at a configured speed.",
         .usage = "",
         .env_prefix = "DAMASK_MOCK_",
-        .options = rows,
-        .n_options = n + N_OWN,
+        .parts = parts,
+        .changes = changes,
+        .n_changes = N_CHANGES - 1,
     };
     struct prefill_options o = {0};
     struct dmk_error err = {0};
@@ -197,7 +180,6 @@ static int mock_prefill(int argc, char **argv)
         status = dmk_prefill_serve(&o.role, &source);
     }
     dmk_conf_free(&program, &o);
-    free(rows);
     return status;
 }
 

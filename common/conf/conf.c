@@ -209,7 +209,7 @@ static int answer_wish(const struct cli *cli)
         dmk_buf_printf(&text, "%s %s\n", cli->program->name, DMK_VERSION);
         ret = print(&text);
     } else if (cli->wish.document) {
-        dmk_conf_document(cli->program, &text);
+        dmk_conf__document(cli->program, &text);
         ret = print(&text);
     } else if (cli->wish.dump && cli->conf) {
         dmk_conf__dump(cli->program, cli->conf, &text);
@@ -231,8 +231,8 @@ static int check_required(const struct cli *cli, struct dmk_error *reterr)
     return 0;
 }
 
-int dmk_conf_load(const struct dmk_conf_program *program, int argc, char **argv, void *conf,
-                  int *ret_n_args, struct dmk_error *reterr)
+static int load(const struct dmk_conf_program *program, int argc, char **argv, void *conf,
+                int *ret_n_args, struct dmk_error *reterr)
 {
     struct cli cli = {
         .program = program, .argc = argc, .argv = argv, .positional = ret_n_args != NULL};
@@ -272,4 +272,30 @@ int dmk_conf_load(const struct dmk_conf_program *program, int argc, char **argv,
         *ret_n_args = cli.wish.n_args;
     }
     return ret;
+}
+
+int dmk_conf_load(const struct dmk_conf_program *program, int argc, char **argv, void *conf,
+                  int *ret_n_args, struct dmk_error *reterr)
+{
+    struct dmk_conf_program joined = dmk_conf__join(program);
+    const int ret = load(&joined, argc, argv, conf, ret_n_args, reterr);
+
+    dmk_conf__join_free(&joined);
+    return ret;
+}
+
+void dmk_conf_free(const struct dmk_conf_program *program, void *conf)
+{
+    struct dmk_conf_program joined = dmk_conf__join(program);
+
+    dmk_conf__values_free(&joined, conf);
+    dmk_conf__join_free(&joined);
+}
+
+void dmk_conf_document(const struct dmk_conf_program *program, struct dmk_buf *out)
+{
+    struct dmk_conf_program joined = dmk_conf__join(program);
+
+    dmk_conf__document(&joined, out);
+    dmk_conf__join_free(&joined);
 }

@@ -45,6 +45,19 @@ struct dmk_conf_option {
     size_t offset; /* into the program's struct */
 };
 
+/* Rows that several programs have, and where their struct lies in that of the program. */
+struct dmk_conf_part {
+    const struct dmk_conf_option *options;
+    size_t n_options;
+    size_t offset;
+};
+
+/* Another default for a row of a part, and another help unless that is NULL. */
+struct dmk_conf_change {
+    const char *name, *def, *help;
+};
+
+/* Its rows stand in options, or in parts one after the other. */
 struct dmk_conf_program {
     const char *name;       /* "damask-router" */
     const char *summary;    /* one line */
@@ -52,6 +65,9 @@ struct dmk_conf_program {
     const char *env_prefix; /* "DAMASK_ROUTER_" or NULL */
     const struct dmk_conf_option *options;
     size_t n_options;
+    const struct dmk_conf_part *const *parts; /* ends with NULL; NULL = options */
+    const struct dmk_conf_change *changes;
+    size_t n_changes;
 };
 
 /* Fills *conf (zeroed by the caller). Returns 0; 1 when --help, --version, --dump-config or --document was

@@ -30,5 +30,12 @@ const struct dmk_conf_option *dmk_conf__find(const struct dmk_conf_program *prog
 int dmk_conf__load_file(const struct dmk_conf_program *program, const char *path, void *conf,
                         bool *given, struct dmk_error *reterr);
 
+/* The program with all its rows in options, as the functions above and below want it; its own copy of them when they
+ * come in parts. */
+struct dmk_conf_program dmk_conf__join(const struct dmk_conf_program *program);
+void dmk_conf__join_free(struct dmk_conf_program *joined);
+
 void dmk_conf__help(const struct dmk_conf_program *program, struct dmk_buf *out);
+void dmk_conf__document(const struct dmk_conf_program *program, struct dmk_buf *out);
+void dmk_conf__values_free(const struct dmk_conf_program *program, void *conf);
 void dmk_conf__dump(const struct dmk_conf_program *program, const void *conf, struct dmk_buf *out);

@@ -146,7 +146,7 @@ void dmk_conf__dump(const struct dmk_conf_program *program, const void *conf, st
     }
 }
 
-void dmk_conf_document(const struct dmk_conf_program *program, struct dmk_buf *out)
+void dmk_conf__document(const struct dmk_conf_program *program, struct dmk_buf *out)
 {
     dmk_buf_printf(out,
                    "## %s\n\n%s\n\n| option | type | default | allowed | meaning |\n"

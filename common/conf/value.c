@@ -295,7 +295,7 @@ void dmk_conf__value_text(const struct dmk_conf_option *opt, const void *conf, s
     }
 }
 
-void dmk_conf_free(const struct dmk_conf_program *program, void *conf)
+void dmk_conf__values_free(const struct dmk_conf_program *program, void *conf)
 {
     for (size_t i = 0; i < program->n_options; i++) {
         const struct dmk_conf_option *opt = &program->options[i];

@@ -1,7 +1,5 @@
 /* The table of options.h. */
 #include "common/worker/options.h"
-#include <stdlib.h>
-#include "common/base/assert.h"
 #include "common/shape/shape.h"
 
 #define AT(field) offsetof(struct dmk_worker_conf, field)
@@ -11,7 +9,7 @@ static const char *const weights[] = {"checkpoint", "random", NULL};
 static const char *const experts[] = {"checkpoint", "fp8", NULL};
 static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
 
-const struct dmk_conf_option dmk_worker_options[] = {
+static const struct dmk_conf_option options[] = {
     {"worker-id", DMK_CONF_STR, "", 0, 0, NULL,
      "Name of this worker in logs, metrics and at the routers; empty: host name and address.",
      AT(worker_id)},
@@ -93,24 +91,12 @@ const struct dmk_conf_option dmk_worker_options[] = {
     {"log-level", DMK_CONF_ENUM, "info", 0, 0, levels, "What is logged to stderr.", AT(log_level)},
     {"log-json", DMK_CONF_BOOL, "false", 0, 0, NULL, "Log lines as JSON.", AT(log_json)},
 };
-const size_t dmk_n_worker_options = sizeof(dmk_worker_options) / sizeof(dmk_worker_options[0]);
+
+const struct dmk_conf_part dmk_worker_part = {.options = options,
+                                              .n_options = sizeof(options) / sizeof(options[0])};
 
 int dmk_worker_options_check(const struct dmk_worker_conf *c, bool prefill,
                              struct dmk_error *reterr)
 {
     return dmk_layout_check_ranks((struct dmk_layout){c->tp, c->dp}, prefill, reterr);
-}
-
-struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,
-                                                size_t *ret_n)
-{
-    struct dmk_conf_option *all = calloc(dmk_n_worker_options + n_own, sizeof(*all));
-
-    dmk_assert(all);
-    memcpy(all, dmk_worker_options, sizeof(dmk_worker_options));
-    for (size_t i = 0; i < n_own; i++) {
-        all[dmk_n_worker_options + i] = own[i];
-    }
-    *ret_n = dmk_n_worker_options + n_own;
-    return all;
 }

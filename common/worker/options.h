@@ -1,5 +1,5 @@
-/* Options that both kinds of worker have. A program's own conf begins with struct dmk_worker_conf, and its
- * table is these rows followed by its own. */
+/* Options that both kinds of worker have: a part of each program, whose own conf begins with struct
+ * dmk_worker_conf. */
 #pragma once
 
 #include "common/conf/conf.h"
@@ -46,13 +46,8 @@ enum dmk_worker_transport {
     DMK_WORKER_NONE, /* no transfer: everything is computed where it is needed */
 };
 
-extern const struct dmk_conf_option dmk_worker_options[];
-extern const size_t dmk_n_worker_options;
+extern const struct dmk_conf_part dmk_worker_part;
 
 /* Refuses what no worker of this role can do, with a sentence: layouts. */
 int dmk_worker_options_check(const struct dmk_worker_conf *conf, bool prefill,
                              struct dmk_error *reterr);
-
-/* The shared rows, then the program's own; freed with free. */
-struct dmk_conf_option *dmk_worker_options_join(const struct dmk_conf_option *own, size_t n_own,
-                                                size_t *ret_n);

@@ -292,6 +292,56 @@ static void dump_reads_back(void **state)
     assert_non_null(strstr(text, "default: 5s; allowed: 1 to 60000 ms; env: DAMASK_TEST_WAIT"));
 }
 
+/* Two structs in one: each part's rows write into its own, and a change gives a row another default. */
+static void joins_parts(void **state)
+{
+    struct inner {
+        uint32_t n;
+        char *name;
+    };
+    struct outer {
+        uint32_t first;
+        struct inner inner;
+    };
+    static const struct dmk_conf_option outer_rows[] = {
+        {"first", DMK_CONF_U32, "1", 0, 9, NULL, "The first.", offsetof(struct outer, first)}};
+    static const struct dmk_conf_option inner_rows[] = {
+        {"n", DMK_CONF_U32, "2", 0, 9, NULL, "A number.", offsetof(struct inner, n)},
+        {"name", DMK_CONF_STR, NULL, 0, 0, NULL, "A name.", offsetof(struct inner, name)}};
+    static const struct dmk_conf_part outer_part = {outer_rows, 1, 0};
+    static const struct dmk_conf_part inner_part = {inner_rows, 2, offsetof(struct outer, inner)};
+    static const struct dmk_conf_part *const parts[] = {&outer_part, &inner_part, NULL};
+    static const struct dmk_conf_change changes[] = {{"name", "bob", "Whose."}, {"n", "3", NULL}};
+    static const struct dmk_conf_program joined = {.name = "joined",
+                                                   .summary = "x",
+                                                   .usage = "",
+                                                   .parts = parts,
+                                                   .changes = changes,
+                                                   .n_changes = 2};
+    char a0[] = "joined", a1[] = "--first", a2[] = "7", a3[] = "--n=10";
+    char *argv[] = {a0, a1, a2, a3, NULL};
+    struct outer conf = {0};
+    struct dmk_error error;
+    struct dmk_buf out;
+
+    (void)state;
+    assert_int_equal(dmk_conf_load(&joined, 3, argv, &conf, NULL, &error), 0);
+    assert_true(conf.first == 7 && conf.inner.n == 3);
+    assert_string_equal(conf.inner.name, "bob");
+    dmk_conf_free(&joined, &conf);
+    assert_null(conf.inner.name);
+    assert_true(dmk_conf_load(&joined, 4, argv, &conf, NULL, &error) < 0);
+    assert_non_null(strstr(error.text, "--n"));
+    dmk_conf_free(&joined, &conf);
+    dmk_buf_init(&out, 0);
+    dmk_conf_document(&joined, &out);
+    dmk_buf_putc(&out, 0);
+    assert_non_null(strstr((char *)out.data, "| `first` | number | `1` | 0 to 9 | The first. |\n"
+                                             "| `n` | number | `3` | 0 to 9 | A number. |\n"
+                                             "| `name` | text | `bob` |  | Whose. |\n"));
+    dmk_buf_fini(&out);
+}
+
 static void documents_as_markdown(void **state)
 {
     struct dmk_buf out;
@@ -315,6 +365,7 @@ int main(void)
         cmocka_unit_test(bad_files),
         cmocka_unit_test(positional_arguments_move_to_the_front),
         cmocka_unit_test(dump_reads_back),
+        cmocka_unit_test(joins_parts),
         cmocka_unit_test(documents_as_markdown),
     };
     const int fd = mkstemp(path);
