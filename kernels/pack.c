@@ -199,13 +199,19 @@ static void block_range(const uint8_t *blocks, const uint8_t *scales, uint32_t r
 /* Codes of the 16 values times 2^shift; below -14 all of them round to zero. */
 #define SHIFT_LOW  (-14)
 #define SHIFT_HIGH 6
-typedef uint8_t shift_table[SHIFT_HIGH - SHIFT_LOW + 1][16];
+/* By shift, then by a byte of MXFP4: the codes of its two numbers in the order of memory. */
+typedef uint8_t shift_table[SHIFT_HIGH - SHIFT_LOW + 1][256][2];
 
 static void fill_shift_table(shift_table table)
 {
     for (int shift = SHIFT_LOW; shift <= SHIFT_HIGH; shift++) {
+        uint8_t codes[16];
         for (uint32_t code = 0; code < 16; code++) {
-            table[shift - SHIFT_LOW][code] = dmk_f32_to_e4m3(ldexpf(dmk_e2m1_to_f32(code), shift));
+            codes[code] = dmk_f32_to_e4m3(ldexpf(dmk_e2m1_to_f32(code), shift));
+        }
+        for (uint32_t byte = 0; byte < 256; byte++) {
+            table[shift - SHIFT_LOW][byte][0] = codes[byte & 15];
+            table[shift - SHIFT_LOW][byte][1] = codes[byte >> 4];
         }
     }
 }
@@ -227,12 +233,17 @@ size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t r
             ret_scales[row0 / DMK_FP8_BLOCK * n_col_blocks + col0 / DMK_FP8_BLOCK] =
                 ldexpf(1.0f, shared - 127);
             for (uint32_t r = row0; r < rows && r < row0 + DMK_FP8_BLOCK; r++) {
-                for (uint32_t c = col0; c < cols && c < col0 + DMK_FP8_BLOCK; c++) {
-                    uint8_t code = matrix_code(blocks, rows, cols, r, c);
-                    int shift = scales[((size_t)r * cols + c) / DMK_MXFP4_BLOCK] - shared;
+                for (uint32_t c = col0; c < cols && c < col0 + DMK_FP8_BLOCK;
+                     c += DMK_MXFP4_BLOCK) {
+                    size_t group = ((size_t)r * cols + c) / DMK_MXFP4_BLOCK;
+                    int shift = scales[group] - shared;
                     /* All-zero groups may have any scale; of others none is above. */
                     shift = shift > SHIFT_HIGH ? SHIFT_HIGH : shift < SHIFT_LOW ? SHIFT_LOW : shift;
-                    ret_codes[(size_t)r * cols + c] = table[shift - SHIFT_LOW][code];
+                    for (uint32_t i = 0; i < DMK_MXFP4_BLOCK_BYTES; i++) {
+                        memcpy(ret_codes + group * DMK_MXFP4_BLOCK + (size_t)2 * i,
+                               table[shift - SHIFT_LOW][blocks[group * DMK_MXFP4_BLOCK_BYTES + i]],
+                               2);
+                    }
                 }
             }
         }
