@@ -56,7 +56,9 @@ struct dmk_worker {
     int open_status;
     struct dmk_error open_error;
     bool engine_open, role_open;
-    atomic_uint load_percent; /* while loading; written by the engine's thread */
+    atomic_uint
+        load_percent; /* while loading; written by the engine's thread, whose are the next two */
+    uint64_t load_logged_ns, load_logged_bytes;
     dmk_loop_fn step_run, step_done;
     void *step_ud;
 

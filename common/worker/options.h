@@ -12,6 +12,7 @@ struct dmk_worker_conf {
     char *backend;
     uint32_t weights; /* enum dmk_worker_weights */
     uint32_t experts; /* enum dmk_worker_experts */
+    bool verify_weights;
     char *listen;
     char *admin_host;
     uint32_t admin_port;

@@ -15,6 +15,7 @@
 #include "common/worker/engine_canary.h"
 #include "common/worker/internal.h"
 
+#define LOAD_LOG_NS       3000000000ull
 #define TICK_MS           50
 #define END_LIMIT_MS      2000 /* for a step in flight */
 #define END_LAST_WORDS_MS 100  /* for what is on its way to the routers */
@@ -128,8 +129,19 @@ bool dmk_worker_stepping(const struct dmk_worker *w)
 static void on_load_progress(void *ud, uint64_t done_bytes, uint64_t total_bytes)
 {
     struct dmk_worker *w = ud;
+    const unsigned percent = total_bytes ? (unsigned)(done_bytes * 100 / total_bytes) : 0;
+    const uint64_t now = dmk_clock_ns();
 
-    atomic_store(&w->load_percent, total_bytes ? (unsigned)(done_bytes * 100 / total_bytes) : 0);
+    atomic_store(&w->load_percent, percent);
+    if (now - w->load_logged_ns >= LOAD_LOG_NS) {
+        const double seconds = (double)(now - w->load_logged_ns) / 1e9;
+
+        const uint64_t since = done_bytes - w->load_logged_bytes;
+
+        dmk_log_info("loading weights %u%% %.1f GB/s", percent, (double)since / 1e9 / seconds);
+        w->load_logged_ns = now;
+        w->load_logged_bytes = done_bytes;
+    }
 }
 
 static int open_real_engine(struct dmk_worker *w)
@@ -143,16 +155,20 @@ static int open_real_engine(struct dmk_worker *w)
         .n_threads = c->threads,
         .random_preset = c->weights == DMK_WORKER_WEIGHTS_RANDOM ? c->model : NULL,
         .fp8_experts = c->experts == DMK_WORKER_EXPERTS_FP8,
+        .no_verify = !c->verify_weights,
         .n_full_pages = c->full_pages,
         .n_window_pages = c->window_pages,
         .on_progress = on_load_progress,
         .ud = w,
     };
+    const uint64_t start = dmk_clock_ns();
     int ret;
 
     w->role->engine_conf(w->role->ud, &conf);
+    w->load_logged_ns = start;
     ret = dmk_engine_open(&conf, &w->engine, &w->open_error);
     if (ret == 0) {
+        dmk_log_info("weights are loaded after %.1f s", (double)(dmk_clock_ns() - start) / 1e9);
         w->port = dmk_engine_port_from(w->engine, conf.layout);
     }
     return ret;
