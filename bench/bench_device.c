@@ -1,8 +1,11 @@
-/* bench_device: prefill and decode on one device, of a full-size model with random weights or of a checkpoint.
+/* bench_device: prefill and decode of a full-size model with random weights or of a checkpoint, on one device or over
+ * several.
  *
  *   bench_device [--preset gpt-oss-120b | --model DIR] [--prefill 1024,8192] [--batch 1,8,32] [--context 8192] [--runs 20]
- *                [--chunk 8192] [--experts mxfp4|fp8] [--commit HASH] [--machine NAME] [--driver NAME] [--date DATE] [--csv FILE]
+ *                [--chunk 8192] [--tp N] [--dp N] [--experts mxfp4|fp8] [--commit HASH] [--machine NAME] [--driver NAME]
+ *                [--date DATE] [--csv FILE]
  *
+ * tp x dp ranks, each on a device of its own as far as there are any; a batch is that of all groups together.
  * Prefill: a prompt in chunks, no logits; decode: steps of a whole batch at one context, tokens picked on the
  * device, keys and values random. Times are the host's clock around dmk_engine_step, so everything that a worker
  * waits for is in them: plans, copies, launches. Rows of the CSV go to the file, a line each to stdout. */
@@ -23,7 +26,7 @@ struct list {
 struct options {
     const char *preset, *model, *experts, *commit, *machine, *driver, *date, *csv;
     struct list prefill, batch, context;
-    uint32_t runs, chunk;
+    uint32_t runs, chunk, tp, dp;
 };
 
 struct bench {
@@ -74,14 +77,15 @@ static void report(struct bench *b, const char *phase, uint32_t batch, uint32_t 
 {
     const struct options *o = b->o;
     qsort(ms, n, sizeof(ms[0]), compare_doubles);
-    printf("%s %s %s batch %u context %u: %.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n", o->preset,
-           o->experts, phase, batch, context, ms[n / 2], ms[n / 10], ms[n * 9 / 10], n,
-           (strcmp(phase, "decode") == 0 ? batch : context) / ms[n / 2] * 1e3);
+    printf(
+        "%s %s tp %u dp %u %s batch %u context %u: %.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n",
+        o->preset, o->experts, o->tp, o->dp, phase, batch, context, ms[n / 2], ms[n / 10],
+        ms[n * 9 / 10], n, (strcmp(phase, "decode") == 0 ? batch : context) / ms[n / 2] * 1e3);
     fflush(stdout);
     if (b->csv) {
-        fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,1,1,1,%u,%u,%.4f,%.4f,%.4f,,,\n", o->date, o->commit,
-                o->machine, o->driver, o->preset, o->experts, phase, batch, context, ms[n / 2],
-                ms[n / 10], ms[n * 9 / 10]);
+        fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,%u,%u,%u,%u,%u,%.4f,%.4f,%.4f,,,\n", o->date,
+                o->commit, o->machine, o->driver, o->preset, o->experts, phase, o->tp,
+                o->tp * o->dp, o->dp, batch, context, ms[n / 2], ms[n / 10], ms[n * 9 / 10]);
         fflush(b->csv);
     }
 }
@@ -124,25 +128,29 @@ static void bench_prefill(struct bench *b, uint32_t n_tokens)
 static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
 {
     double ms[MAX_RUNS];
-    const uint32_t per_seq = dmk_kv_pages_for(context + 1);
+    const uint32_t per_seq = dmk_kv_pages_for(context + 1), dp = b->o->dp;
+    const uint32_t most = (batch + dp - 1) / dp; /* sequences of a group */
+    const bool fits = (uint64_t)most * per_seq <= b->n_pages && batch <= b->max_batch;
     struct dmk_step_seq *seqs = calloc(batch, sizeof(*seqs));
     struct dmk_step_pick *picks = calloc(batch, sizeof(*picks));
     struct dmk_step_picked *out = calloc(batch, sizeof(*out));
     if (!seqs || !picks || !out) {
         die("no memory");
     }
-    if ((uint64_t)batch * per_seq > b->n_pages || batch > b->max_batch) {
+    if (!fits) {
         printf("%s decode batch %u context %u: does not fit\n", b->o->preset, batch, context);
     }
-    for (uint32_t run = 0; (uint64_t)batch * per_seq <= b->n_pages && run < b->o->runs + 4; run++) {
+    for (uint32_t run = 0; fits && run < b->o->runs + 4; run++) {
         for (uint32_t i = 0; i < batch; i++) {
+            const uint32_t at = i % most; /* in its group */
             seqs[i] = (struct dmk_step_seq){.ids = b->ids + run * batch + i,
                                             .n_tokens = 1,
                                             .pos = context - 1,
-                                            .full_pages = b->pages + (size_t)i * per_seq,
-                                            .ring = {i * 3, i * 3 + 1, i * 3 + 2},
+                                            .full_pages = b->pages + (size_t)at * per_seq,
+                                            .ring = {at * 3, at * 3 + 1, at * 3 + 2},
                                             .n_ring = 3,
-                                            .logits = DMK_LOGITS_LAST};
+                                            .logits = DMK_LOGITS_LAST,
+                                            .dp = i / most};
             picks[i] = (struct dmk_step_pick){true, 1.0f, 0.0f, dmk_rng_unit(1, i, run)};
         }
         const uint64_t start = dmk_clock_ns();
@@ -152,7 +160,7 @@ static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
             ms[run - 4] = (double)(dmk_clock_ns() - start) * 1e-6;
         }
     }
-    if ((uint64_t)batch * per_seq <= b->n_pages) {
+    if (fits) {
         report(b, "decode", batch, context, ms, b->o->runs);
     }
     free(seqs);
@@ -162,13 +170,16 @@ static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
 
 static void fill_pages(struct bench *b)
 {
-    struct dmk_rank *r = &b->engine->ranks[0];
-    const struct dmk_backend_ops *ops = r->backend->ops;
-    ops->fill(r->backend, r->stream, r->kv.full, dmk_kv_full_bytes(&r->kv.layout), DMK_FILL_BF16,
-              1.0f, 5);
-    ops->fill(r->backend, r->stream, r->kv.window, dmk_kv_window_bytes(&r->kv.layout),
-              DMK_FILL_BF16, 1.0f, 6);
-    ops->sync(r->backend, r->stream);
+    for (uint32_t i = 0; i < b->engine->n_ranks; i++) {
+        struct dmk_rank *r = &b->engine->ranks[i];
+        const struct dmk_backend_ops *ops = r->backend->ops;
+        ops->bind(r->backend);
+        ops->fill(r->backend, r->stream, r->kv.full, dmk_kv_full_bytes(&r->kv.layout),
+                  DMK_FILL_BF16, 1.0f, 5);
+        ops->fill(r->backend, r->stream, r->kv.window, dmk_kv_window_bytes(&r->kv.layout),
+                  DMK_FILL_BF16, 1.0f, 6);
+        ops->sync(r->backend, r->stream);
+    }
 }
 
 static struct options parse(int argc, char **argv)
@@ -180,7 +191,9 @@ static struct options parse(int argc, char **argv)
                         .driver = "unknown",
                         .date = "unknown",
                         .runs = 20,
-                        .chunk = 8192};
+                        .chunk = 8192,
+                        .tp = 1,
+                        .dp = 1};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *name = argv[i], *value = argv[i + 1];
         const struct {
@@ -203,10 +216,15 @@ static struct options parse(int argc, char **argv)
                 *lists[n].value = parse_list(value);
             }
         }
-        if (strcmp(name, "--runs") == 0) {
-            o.runs = (uint32_t)strtoul(value, NULL, 10);
-        } else if (strcmp(name, "--chunk") == 0) {
-            o.chunk = (uint32_t)strtoul(value, NULL, 10);
+        const struct {
+            const char *name;
+            uint32_t *value;
+        } numbers[] = {
+            {"--runs", &o.runs}, {"--chunk", &o.chunk}, {"--tp", &o.tp}, {"--dp", &o.dp}};
+        for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
+            if (strcmp(name, numbers[n].name) == 0) {
+                *numbers[n].value = (uint32_t)strtoul(value, NULL, 10);
+            }
         }
     }
     o.preset = o.model ? "checkpoint" : o.preset;
@@ -235,7 +253,7 @@ int main(int argc, char **argv)
                                    .random_seed = 1,
                                    .fp8_experts = strcmp(o.experts, "fp8") == 0,
                                    .backend = "cuda",
-                                   .layout = {1, 1},
+                                   .layout = {o.tp, o.dp},
                                    .n_full_pages = (uint32_t)n_pages,
                                    .n_window_pages = 3 * max_batch,
                                    .max_step_tokens =
@@ -261,7 +279,9 @@ int main(int argc, char **argv)
         b.pages[i] = i;
     }
     fill_pages(&b);
-    printf("%s: ready in %.1f s\n", o.preset, (double)(dmk_clock_ns() - start) * 1e-9);
+    printf("%s: ready in %.1f s, %u decode graphs in %.2f s\n", o.preset,
+           (double)(dmk_clock_ns() - start) * 1e-9, dmk_engine_graphs(b.engine).n_graphs,
+           dmk_engine_graphs(b.engine).seconds);
     for (uint32_t c = 0; c < o.context.n; c++) {
         for (uint32_t i = 0; i < o.batch.n; i++) {
             bench_decode(&b, o.batch.value[i], o.context.value[c]);

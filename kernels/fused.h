@@ -4,12 +4,15 @@
 
 #include "kernels/kernels.h"
 
-/* residual, then rmsnorm of the new x into y. */
+/* residual, then rmsnorm of the new x into y (scale NULL: no norm, y is not written). The sum that is added is a
+ * tree over the sums of n_ranks (1, 2, 4 or 8) ranks, neighbours first; those of other ranks may lie in memory of
+ * other devices. */
 struct dmk_add_norm_args {
-    uint16_t *x;           /* [n_rows][hidden] bf16 */
-    const float *sum;      /* [n_rows][hidden] */
+    uint16_t *x;                       /* [n_rows][hidden] bf16 */
+    const float *sum[DMK_MAX_SOURCES]; /* n_ranks of [n_rows][hidden] */
+    uint32_t n_ranks;
     const uint16_t *bias;  /* [hidden] bf16, or NULL */
-    const uint16_t *scale; /* [hidden] bf16 */
+    const uint16_t *scale; /* [hidden] bf16, or NULL */
     uint16_t *y;           /* [n_rows][hidden] bf16 */
     uint32_t n_rows, hidden;
     float eps;
@@ -29,6 +32,25 @@ struct dmk_combine_norm_args {
 struct dmk_route_args {
     struct dmk_topk_args topk;
     struct dmk_moe_group_args group;
+};
+
+/* The rows of a step that are for a rank's experts, out of the memory of all groups of ranks. Row i of a
+ * group becomes row first + i: its choices, which are DMK_NONE for rows from *n_live of the group on, its weights,
+ * and x if it chose one of the rank's experts; else x is left as it is. */
+struct dmk_gather_args {
+    struct {
+        const uint16_t *x;      /* [n_rows][hidden] bf16 */
+        const uint32_t *ids;    /* [n_rows][k] */
+        const float *weights;   /* [n_rows][k] */
+        const uint32_t *n_live; /* device memory */
+        uint32_t first;         /* the group's first row of the results */
+    } from[DMK_MAX_SOURCES];    /* first ascends */
+    uint32_t n_from, n_rows;    /* n_rows: of all groups */
+    uint16_t *x;                /* [n_rows][hidden] */
+    uint32_t *ids;              /* [n_rows][k] */
+    float *weights;             /* [n_rows][k] */
+    uint32_t k, hidden;
+    uint32_t expert_first, n_experts; /* of the rank */
 };
 
 /* rope of queries and keys in rows that hold all three, then, with pages, kv_write. */

@@ -23,6 +23,7 @@
 #define DMK_KERNEL_HEAD_DIM 64
 #define DMK_KERNEL_PAGE     64 /* tokens of a KV page; attention sums keys in blocks of this size */
 #define DMK_MAX_TOPK        8  /* experts per token */
+#define DMK_MAX_SOURCES     8  /* ranks whose memory an operation of a device reads */
 #define DMK_ATTN_TILE       16 /* query tokens of one attention tile, on the host */
 #define DMK_ATTN_TILE_WIDE  24 /* ... on a device */
 #define DMK_ATTN_SPLIT      512 /* keys of one piece of a decode row on a device, see dmk_attn_split */
@@ -68,6 +69,7 @@ struct dmk_linear_args {
     uint32_t n_rows, n_out, k, n_slices;
     uint32_t
         n_whole; /* outputs of the weight over all ranks, 0: n_out; a device cuts its sums by it */
+    bool leaf;   /* a device must not cut a slice's sum, not even that of the only one */
 };
 
 /* In place, pairs (i, i+32): a' = bf16(a*cos - b*sin), b' = bf16(b*cos + a*sin), each product rounded. */
@@ -253,6 +255,7 @@ struct dmk_kernels {
     void (*add_norm)(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
     void (*combine_norm)(const struct dmk_combine_norm_args *args, struct dmk_stream *stream);
     void (*route)(const struct dmk_route_args *args, struct dmk_stream *stream);
+    void (*gather)(const struct dmk_gather_args *args, struct dmk_stream *stream);
     void (*rope_write)(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
     void (*page_copy)(const struct dmk_page_copy_args *args, struct dmk_stream *stream);
     void (*sample)(const struct dmk_sample_args *args, struct dmk_stream *stream);

@@ -27,7 +27,8 @@ enum dmk_mem {
 enum dmk_stream_id { DMK_STREAM_COMPUTE, DMK_STREAM_COPY };
 
 struct dmk_backend_conf {
-    uint32_t device;
+    uint32_t device;     /* a rank's number; ranks beyond the devices share them */
+    uint32_t n_ranks;    /* of the engine; 0: one */
     uint32_t n_threads;  /* host: threads of the team, the caller's included */
     bool oversubscribed; /* host: more threads than cores in all, so do not spin for work */
     uint32_t max_k;      /* columns of the widest matrix, for scratch memory */
@@ -58,7 +59,8 @@ struct dmk_backend_ops {
     void (*copy)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, const void *src,
                  size_t bytes);
     int (*sync)(struct dmk_backend *be, struct dmk_stream *stream);
-    /* Events order streams, and let the host ask: query gives 1 done, 0 not yet, negative lost. */
+    /* Events order streams, also those of several backends of one kind: wait may name the event of another one's.
+     * And they let the host ask: query gives 1 done, 0 not yet, negative lost. */
     int (*event_new)(struct dmk_backend *be, struct dmk_event **ret);
     void (*event_free)(struct dmk_backend *be, struct dmk_event *event);
     void (*record)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
@@ -66,13 +68,21 @@ struct dmk_backend_ops {
     int (*query)(struct dmk_backend *be, struct dmk_event *event);
     int (*wait_host)(struct dmk_backend *be,
                      struct dmk_event *event); /* blocks; 0 or -DMK_EDEVICE */
-    /* All four, or none where a device has no graphs (checked by dmk_backend_open). */
+    /* All four, or none where a device has no graphs (checked by dmk_backend_open). What is queued between begin
+     * and end becomes the graph instead of running; streams of other backends take part from their first wait
+     * for an event of a stream that does, and the begun stream has waited for all of them before the end. */
     int (*graph_begin)(struct dmk_backend *be, struct dmk_stream *stream);
     int (*graph_end)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph **ret);
     int (*graph_run)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph *graph);
     void (*graph_free)(struct dmk_backend *be, struct dmk_graph *graph);
     void (*kernels)(struct dmk_backend *be, struct dmk_kernels *ret_kernels);
     /* Of async backends only. bytes is a multiple of 16 (the rest stays as it is). */
+    void (*copy_rows)(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
+                      size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
+                      size_t n_rows);
+    /* Lets kernels of be read and write memory of other's device, from here on for good. Refuses with a sentence
+     * where the machine can not do that. */
+    int (*reach)(struct dmk_backend *be, struct dmk_backend *other, struct dmk_error *reterr);
     void (*fill)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,
                  enum dmk_fill kind, float scale, uint64_t seed);
     const char *(*describe)(struct dmk_backend *be,

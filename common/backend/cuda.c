@@ -64,12 +64,13 @@ static void close_cuda(struct dmk_backend *be)
 }
 
 static cudaError_t open_stream(struct cuda *cuda, enum dmk_stream_id id, uint32_t n_sms,
-                               void *encode)
+                               bool shared, void *encode)
 {
     struct dmk_cuda_stream *s = &cuda->streams[id];
     void *workspace = NULL, *counters = NULL;
     s->device = cuda->device;
     s->n_sms = n_sms;
+    s->shared = shared;
     s->encode_tiled = encode;
     cudaError_t err = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
     if (err == cudaSuccess && id == DMK_STREAM_COMPUTE) {
@@ -89,7 +90,7 @@ static cudaError_t open_stream(struct cuda *cuda, enum dmk_stream_id id, uint32_
     return err;
 }
 
-static int open_device(struct cuda *cuda, struct dmk_error *reterr)
+static int open_device(struct cuda *cuda, bool shared, struct dmk_error *reterr)
 {
     struct cudaDeviceProp prop;
     enum cudaDriverEntryPointQueryResult found;
@@ -113,7 +114,8 @@ static int open_device(struct cuda *cuda, struct dmk_error *reterr)
                              "the driver of device %d lacks cuTensorMapEncodeTiled", cuda->device);
     }
     for (int i = 0; i < 2 && err == cudaSuccess; i++) {
-        err = open_stream(cuda, (enum dmk_stream_id)i, (uint32_t)prop.multiProcessorCount, encode);
+        err = open_stream(cuda, (enum dmk_stream_id)i, (uint32_t)prop.multiProcessorCount, shared,
+                          encode);
     }
     if (err != cudaSuccess) {
         return dmk_error_set(reterr, -DMK_EDEVICE, "device %d can not be opened: %s", cuda->device,
@@ -138,7 +140,7 @@ static int open_cuda(const struct dmk_backend_conf *conf, struct dmk_backend **r
     cuda->base.ops = &dmk_backend_cuda;
     /* Ranks beyond the devices share them: how layouts are tested on one. */
     cuda->device = (int)(conf->device % (uint32_t)n_devices);
-    int status = open_device(cuda, reterr);
+    int status = open_device(cuda, conf->n_ranks > (uint32_t)n_devices, reterr);
     if (status != 0) {
         close_cuda(&cuda->base);
         return status;
@@ -245,6 +247,7 @@ static void wait_stream(struct dmk_backend *be, struct dmk_stream *stream, struc
 {
     (void)be;
     note(queue_of(stream), cudaStreamWaitEvent(queue_of(stream)->stream, event->event, 0));
+    queue_of(stream)->joined = true;
 }
 
 static int query(struct dmk_backend *be, struct dmk_event *event)
@@ -315,6 +318,48 @@ static const char *describe(struct dmk_backend *be, struct dmk_stream *stream)
     return s->error ? cudaGetErrorString((cudaError_t)s->error) : "no error";
 }
 
+static void copy_rows(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
+                      size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
+                      size_t n_rows)
+{
+    (void)be;
+    struct dmk_cuda_stream *s = queue_of(stream);
+    note(s, cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes, n_rows,
+                              cudaMemcpyDefault, s->stream));
+}
+
+static int reach(struct dmk_backend *be, struct dmk_backend *other, struct dmk_error *reterr)
+{
+    const int here = cuda_of(be)->device, there = cuda_of(other)->device;
+    int can = 0;
+    if (here == there) {
+        return 0;
+    }
+    cudaError_t err = cudaSetDevice(here);
+    if (err == cudaSuccess) {
+        err = cudaDeviceCanAccessPeer(&can, here, there);
+    }
+    if (err == cudaSuccess && !can) {
+        return dmk_error_set(
+            reterr, -DMK_ENOTSUP,
+            "device %d can not read memory of device %d, which ranks of one worker "
+            "have to; give it devices that NVLink joins, or a rank less",
+            here, there);
+    }
+    if (err == cudaSuccess) {
+        err = cudaDeviceEnablePeerAccess(there, 0);
+    }
+    if (err == cudaErrorPeerAccessAlreadyEnabled) {
+        (void)cudaGetLastError();
+        err = cudaSuccess;
+    }
+    if (err != cudaSuccess) {
+        return dmk_error_set(reterr, -DMK_EDEVICE, "device %d gets no access to device %d: %s",
+                             here, there, cudaGetErrorString(err));
+    }
+    return 0;
+}
+
 static void fill(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,
                  enum dmk_fill kind, float scale, uint64_t seed)
 {
@@ -345,6 +390,8 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .graph_run = graph_run,
     .graph_free = graph_free,
     .kernels = kernels_cuda,
+    .copy_rows = copy_rows,
+    .reach = reach,
     .fill = fill,
     .describe = describe,
 };

@@ -1,44 +1,92 @@
-/* The engine on a device that queues its work: weights in device memory, plans that travel there, steps that the
+/* The engine on devices that queue their work: weights in device memory, plans that travel there, steps that the
  * host only launches.
  *
- * A step of single tokens is a graph, captured once for each size of batch (a bucket) and launched again
- * with other plans: what differs from step to step lies in device memory. Every other step is launched kernel by kernel.
- * The host waits once, at the end, or after each layer with on_layer. One rank, on the engine's thread. */
+ * A rank is a device (or a share of one), its stream and its part of weights, pages and activations. The
+ * engine's thread launches the work of all ranks, one part of a layer at a time, and orders them by events: where a
+ * sum crosses ranks they meet (device_step.c), and each reads what the others have written straight from their memory.
+ *
+ * A step of single tokens is a graph of all ranks, captured when the engine opens, one for each size of batch (a
+ * bucket), and launched with other plans: what differs from step to step lies in device memory. Every other step
+ * is launched kernel by kernel. The host waits once, at the end, or after each layer with on_layer. A step
+ * allocates nothing. */
 #pragma once
 
 #include "common/model/engine_internal.h"
 
-#define DMK_DEVICE_MAX_BUCKETS 40
+#define DMK_DEVICE_MAX_BUCKETS 48
 
 struct dmk_device_layer {
     const uint16_t *attn_norm;
     const uint16_t *qkv_w, *qkv_b; /* [(heads + 2 kv heads) * 64][H] */
-    const uint16_t *o_w, *o_b;
+    const uint16_t *o_w, *o_b;     /* [H][heads * 64] */
     const uint16_t *sinks;
     const uint16_t *mlp_norm;
     const uint16_t *router_w, *router_b;
     struct dmk_expert_weights gate_up, down;
 };
 
-struct dmk_device {
-    struct dmk_rank *rank;
+/* What a rank has on its device besides pages and activations. Heads, experts and rows of the unembedding are its
+ * own, everything else is whole. */
+struct dmk_device_rank {
     const uint16_t *embedding, *final_norm, *unembedding;
     struct dmk_device_layer *layers; /* [n_layers] */
     float *rope;
-    uint8_t *plan;                      /* device copy of engine->plan_block */
-    float *logits;                      /* [max_logit_rows][vocab], device memory */
-    float *logits_host;                 /* the same, pinned; what leaves a step passes through it */
-    struct dmk_sample_out *picked;      /* [max_logit_rows], device memory */
+    uint8_t *plan;          /* copy of its group's block */
+    struct dmk_event *here; /* recorded where ranks meet */
+    /* Of the first rank of a group, which gets the logits of all and picks the tokens. */
+    float *logits;                      /* [max_logit_rows][vocab] */
+    struct dmk_sample_out *picked;      /* [max_logit_rows] */
     struct dmk_sample_out *picked_host; /* the same, pinned */
-    struct dmk_event *layer_done[8];    /* a ring: so many layers the host may be ahead */
+};
+
+struct dmk_device {
+    struct dmk_device_rank ranks[DMK_ENGINE_MAX_RANKS];
+    float *logits_host;              /* a row, pinned: logits leave a step through it */
+    struct dmk_event *layer_done[8]; /* of rank 0; a ring: so many layers the host may be ahead */
     struct dmk_graph *graphs[DMK_DEVICE_MAX_BUCKETS];
+    struct dmk_engine_graphs captured;
 };
 
 /* Both on the engine's open. Weights of engine->weights, or random ones where it has none. */
 int dmk_device_open(struct dmk_engine *engine, struct dmk_error *reterr);
 void dmk_device_close(struct dmk_engine *engine);
 
+/* Weights of a rank to its device, or made there; load counts the bytes of all ranks for on_progress. */
+struct dmk_device_load {
+    uint64_t done, total;
+};
+uint64_t dmk_device_load_bytes(const struct dmk_rank *rank);
+int dmk_device_load(struct dmk_rank *rank, struct dmk_device_load *load, struct dmk_error *reterr);
+
 int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step);
 
-/* Device places of what the host's plan names. */
-void *dmk_device_at(const struct dmk_engine *engine, const void *host);
+/* Captures the graphs of all buckets and runs each once; stops early when it takes too long, and steps of the
+ * buckets that are left run without a graph. */
+int dmk_device_capture(struct dmk_engine *engine, struct dmk_error *reterr);
+
+/* Rows of a rank's experts in the largest graph: those of all groups, padding included. 0 without graphs. */
+uint32_t dmk_device_moe_rows(const struct dmk_engine_conf *conf);
+
+/* Batch sizes that have a graph: every one up to 16, then steps of an eighth of the power of two below. */
+uint32_t dmk_device_bucket(uint32_t n_rows, uint32_t *ret_index);
+
+/* ---- a rank's parts of a step, launched on its stream (device_forward.c) ---- */
+
+struct dmk_device_rank *dmk_device_of(const struct dmk_rank *rank);
+/* Where the rank's device has what the host's plan of its group names. */
+void *dmk_device_at(const struct dmk_rank *rank, const void *host);
+
+/* x [T][H] of the tokens, and norm [T][H] for the first layer. */
+void dmk_device_begin(struct dmk_rank *rank);
+/* From norm to sum [T][H], the rank's subtree of the attention's output; keys and values to the pages. */
+void dmk_device_attend(struct dmk_rank *rank, uint32_t layer);
+/* The sums of the group's ranks go into x and its norm; then the choice of experts. */
+void dmk_device_choose(struct dmk_rank *rank, uint32_t layer);
+/* The rank's experts, on the rows of all groups. One rank: goes on to x and the next norm; else to part. */
+void dmk_device_experts(struct dmk_rank *rank, uint32_t layer);
+/* Of several ranks: the parts of all of them go into x and the norm for the next layer. */
+void dmk_device_finish(struct dmk_rank *rank, uint32_t layer);
+/* The rank's columns of the logits, to its group's first rank. */
+void dmk_device_head(struct dmk_rank *rank);
+/* Of a group's first rank: a token for each row, also for those that want none. */
+void dmk_device_pick(struct dmk_rank *rank);

@@ -1,7 +1,7 @@
 /* The engine: opens a model over its ranks, runs steps, says what it is.
  *
- * Ranks are threads of a team; rank 0 is whoever calls dmk_engine_step. All memory is taken here at
- * start and given back at close. */
+ * On hosts ranks are threads of a team, and rank 0 is whoever calls dmk_engine_step; on devices they are streams,
+ * which that thread fills (device.h). All memory is taken here at start and given back at close. */
 #include "common/model/engine_internal.h"
 
 #include <sched.h>
@@ -20,6 +20,11 @@ static uint32_t count_cores(void)
         return 1;
     }
     return CPU_COUNT(&set) > 0 ? (uint32_t)CPU_COUNT(&set) : 1;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
 }
 
 int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
@@ -43,10 +48,12 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     const struct dmk_shape *s = &engine->shape;
     const size_t T = engine->conf.max_step_tokens, bf16 = sizeof(uint16_t), u32 = sizeof(uint32_t);
     const size_t n_kv = (size_t)rank->shard.n_kv_heads * DMK_HEAD_DIM;
-    const size_t n_q = n_kv * (s->n_heads / s->n_kv_heads), slots = T * s->experts_per_token;
+    const size_t n_q = n_kv * (s->n_heads / s->n_kv_heads), M = engine->max_moe_rows;
+    const size_t slots = M * s->experts_per_token;
     const size_t R = engine->conf.prefill ? 0 : engine->conf.max_logit_rows;
-    const size_t G = engine->conf.layout.dp > 1 ? T : 0; /* rows that come from groups */
+    const size_t G = engine->conf.layout.dp > 1 ? M : 0; /* rows that come from groups */
     const bool joined = rank->backend->ops->async;
+    const size_t P = joined && engine->n_ranks > 1 ? M : G; /* rows of a partial sum of experts */
     struct dmk_acts *a = &rank->acts;
     struct {
         void *ret;
@@ -74,7 +81,7 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
         {&a->got.x, G * s->hidden * bf16},
         {&a->got.ids, G * s->experts_per_token * u32},
         {&a->got.weights, G * s->experts_per_token * sizeof(float)},
-        {&a->part, G * s->hidden * sizeof(float)},
+        {&a->part, P * s->hidden * sizeof(float)},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         int status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, parts[i].bytes, parts[i].ret,
@@ -130,6 +137,10 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
     }
     rank->stream = rank->backend->ops->stream(rank->backend, DMK_STREAM_COMPUTE);
     rank->backend->ops->kernels(rank->backend, &rank->kernels);
+    engine->max_moe_rows = engine->conf.max_step_tokens;
+    if (rank->backend->ops->async) {
+        engine->max_moe_rows = max_u32(engine->max_moe_rows, dmk_device_moe_rows(&engine->conf));
+    }
     status = alloc_pages(engine, rank, reterr);
     return status == 0 ? dmk_engine_acts_alloc(engine, rank, reterr) : status;
 }
@@ -137,12 +148,6 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
 static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *shape,
                       struct dmk_error *reterr)
 {
-    if (strcmp(c->backend, "cuda") == 0 && c->layout.tp * c->layout.dp > 1) {
-        return dmk_error_set(reterr, -DMK_ENOTSUP,
-                             "backend 'cuda' runs one rank a worker as yet, not tp = %u and dp = "
-                             "%u; use tp = 1, dp = 1",
-                             c->layout.tp, c->layout.dp);
-    }
     int status = dmk_layout_check(shape, c->layout, c->prefill, reterr);
     if (status != 0) {
         return status;
@@ -171,9 +176,19 @@ static int check_conf(const struct dmk_engine_conf *c, const struct dmk_shape *s
     return 0;
 }
 
-static uint32_t max_u32(uint32_t a, uint32_t b)
+/* Ranks of devices read each other's memory. */
+static int reach_all(struct dmk_engine *engine, struct dmk_error *reterr)
 {
-    return a > b ? a : b;
+    for (uint32_t i = 0; i < engine->n_ranks; i++) {
+        for (uint32_t j = 0; j < engine->n_ranks; j++) {
+            struct dmk_backend *be = engine->ranks[i].backend, *other = engine->ranks[j].backend;
+            int status = i == j ? 0 : be->ops->reach(be, other, reterr);
+            if (status != 0) {
+                return status;
+            }
+        }
+    }
+    return 0;
 }
 
 static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
@@ -183,6 +198,7 @@ static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
     uint32_t n_threads = engine->conf.n_threads ? engine->conf.n_threads : n_cores;
     uint32_t per_rank = max_u32(n_threads / engine->n_ranks, 1);
     struct dmk_backend_conf conf = {
+        .n_ranks = engine->n_ranks,
         .n_threads = per_rank,
         .oversubscribed = per_rank * engine->n_ranks > n_cores,
         .max_k = max_u32(max_u32(s->hidden, s->intermediate), s->n_heads * DMK_HEAD_DIM),
@@ -193,6 +209,9 @@ static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
         if (status != 0) {
             return status;
         }
+    }
+    if (engine->ranks[0].backend->ops->async) {
+        return reach_all(engine, reterr);
     }
     const struct dmk_coll_conf coll = {
         .group_ranks = engine->conf.layout.tp,
@@ -366,6 +385,11 @@ int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step)
         }
     }
     return 0;
+}
+
+struct dmk_engine_graphs dmk_engine_graphs(const struct dmk_engine *engine)
+{
+    return engine->device ? engine->device->captured : (struct dmk_engine_graphs){0};
 }
 
 bool dmk_engine_samples(const struct dmk_engine *engine)

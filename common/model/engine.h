@@ -104,6 +104,13 @@ void dmk_engine_close(struct dmk_engine **engine);
  * -DMK_EDEVICE when the device failed. Bounds of the step are the caller's promise (asserted). */
 int dmk_engine_step(struct dmk_engine *engine, const struct dmk_step *step);
 
+/* Graphs of decode steps that the engine captured when it opened; all 0 where there are none. */
+struct dmk_engine_graphs {
+    uint32_t n_graphs, n_wanted; /* captured, and one for each size of batch */
+    double seconds;              /* that it took */
+};
+struct dmk_engine_graphs dmk_engine_graphs(const struct dmk_engine *engine);
+
 /* Whether a step can pick tokens itself (dmk_step.picks). */
 bool dmk_engine_samples(const struct dmk_engine *engine);
 

@@ -48,7 +48,7 @@ struct dmk_acts {
     uint16_t *q;     /* [T][heads][64]; on a device [T][heads + 2 kv heads][64], k and v are NULL */
     uint16_t *k, *v; /* [T][kv heads][64] */
     uint16_t *heads; /* [T][heads][64] attention output */
-    float *sum;      /* [T][H] partial sums that cross ranks */
+    float *sum;      /* [T][H] partial sums that cross ranks; on a device those of attention */
     uint16_t *scores; /* [T][E] router */
     uint32_t *chosen; /* [T][k] expert ids */
     float *weights;   /* [T][k] */
@@ -57,7 +57,8 @@ struct dmk_acts {
     float *y;       /* [T*k][H] */
     uint16_t *last; /* [logit rows][H] */
     /* With more than one group: rows that came from all of them for the rank's experts, and its partial sum
-     * for each. Room for all rows of a step, since all may choose the same experts. */
+     * for each. Room for all rows of a step, since all may choose the same experts. On a device part is there
+     * with one group too, so that the two sums of a layer never share memory (see device_step.c). */
     struct dmk_coll_rows got;
     float *part; /* [rows got][H] */
 };
@@ -80,7 +81,7 @@ struct dmk_rank {
 };
 
 #define DMK_ENGINE_MAX_RANKS  8
-#define DMK_ENGINE_MAX_ALLOCS 40
+#define DMK_ENGINE_MAX_ALLOCS 80
 
 /* One allocation of a rank's backend, to give back. */
 struct dmk_engine_alloc {
@@ -99,11 +100,14 @@ struct dmk_engine {
     uint32_t n_positions;      /* rows of the rope table: positions that pages can hold */
     float *rope;               /* [n_positions][32][2] */
     struct dmk_device *device; /* NULL on hosts */
-    uint8_t *plan_block;       /* all arrays of room, one after the other */
+    /* The arrays of plans, for the rows of all groups, and the blocks in which they lie one after the other. On
+     * hosts the groups share the first, on devices each has its own. */
+    struct dmk_step_plan rooms[DMK_ENGINE_MAX_RANKS];
+    uint8_t *plan_blocks[DMK_ENGINE_MAX_RANKS];
     size_t plan_bytes;
     uint32_t max_row_splits;                          /* of the longest row */
-    struct dmk_step_plan room;                        /* the arrays, for the rows of all groups */
-    struct dmk_step_plan plans[DMK_ENGINE_MAX_RANKS]; /* each group's part of them */
+    uint32_t max_moe_rows;                            /* that a rank's experts may see in a step */
+    struct dmk_step_plan plans[DMK_ENGINE_MAX_RANKS]; /* each group's */
     struct dmk_coll *coll;
     struct dmk_team *team; /* one thread a rank; rank 0 is the caller's */
     struct dmk_rank ranks[DMK_ENGINE_MAX_RANKS];
@@ -126,6 +130,9 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
 /* Zeroed memory of the rank's backend that lives as long as the engine. */
 int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
                          const char *what, struct dmk_error *reterr);
+
+/* A group's plan without rows, over arrays of its own. */
+void dmk_engine_plan_empty(struct dmk_engine *engine, uint32_t group);
 
 /* Turns the step into the plans of its groups; asserts the bounds that the caller promised. */
 void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step);

@@ -1,20 +1,19 @@
-/* The plan of a step: which row is which token, and where its keys go. The groups share one set of arrays,
- * one after the other, so that any group may have all rows of a step. Pure apart from the arrays that it
- * fills; on the engine thread, before the ranks start. */
+/* The plan of a step: which row is which token, and where its keys go. On hosts the groups share one set of
+ * arrays, one after the other; on devices, where a plan is sent and padded, each has its own. Any group may have all
+ * rows of a step. Pure apart from the arrays that it fills; on the engine thread, before the ranks start. */
 #include "common/model/engine_internal.h"
 
 #include <string.h>
 #include "common/base/assert.h"
 
-int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
+static int alloc_room(struct dmk_engine *engine, uint32_t group, struct dmk_error *reterr)
 {
     const struct dmk_engine_conf *c = &engine->conf;
     struct dmk_rank *rank = &engine->ranks[0];
-    struct dmk_step_plan *p = &engine->room;
+    struct dmk_step_plan *p = &engine->rooms[group];
     const size_t u32 = sizeof(uint32_t), T = c->max_step_tokens;
     size_t n_pages = (size_t)c->max_step_seqs * dmk_kv_pages_for(engine->n_positions);
     size_t n_tiles = T / DMK_ATTN_TILE + c->max_step_seqs;
-    engine->max_row_splits = engine->n_positions / DMK_ATTN_SPLIT + 1;
     /* In this order in one block: a device gets it with few copies, the two long arrays last. */
     struct {
         void *ret;
@@ -36,15 +35,28 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
                          : 0},
     };
     const size_t n_parts = sizeof(parts) / sizeof(parts[0]);
+    engine->plan_bytes = 0;
     for (size_t i = 0; i < n_parts; i++) {
         engine->plan_bytes += (parts[i].bytes + 63) / 64 * 64;
     }
-    int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, engine->plan_bytes, &engine->plan_block,
-                                      "the step plan", reterr);
-    uint8_t *at = engine->plan_block;
+    int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, engine->plan_bytes,
+                                      &engine->plan_blocks[group], "the step plan", reterr);
+    uint8_t *at = engine->plan_blocks[group];
     for (size_t i = 0; i < n_parts && status == 0; i++) {
         memcpy(parts[i].ret, &at, sizeof(at));
         at += (parts[i].bytes + 63) / 64 * 64;
+    }
+    return status;
+}
+
+int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr)
+{
+    const uint32_t n_rooms = engine->ranks[0].backend->ops->async ? engine->conf.layout.dp : 1;
+    int status = 0;
+
+    engine->max_row_splits = engine->n_positions / DMK_ATTN_SPLIT + 1;
+    for (uint32_t group = 0; group < n_rooms && status == 0; group++) {
+        status = alloc_room(engine, group, reterr);
     }
     return status;
 }
@@ -88,6 +100,17 @@ static void plan_splits(struct dmk_step_plan *p, uint32_t seq_index, uint32_t po
         p->splits[p->counts->n_splits++] = (struct dmk_attn_split){seq_index, i};
     }
     p->n_singles++;
+}
+
+void dmk_engine_plan_empty(struct dmk_engine *engine, uint32_t group)
+{
+    struct dmk_step_plan *p = &engine->plans[group];
+
+    *p = engine->rooms[group];
+    p->counts->n_splits = 0;
+    if (!engine->device) {
+        p->splits = NULL; /* hosts walk tiles only */
+    }
 }
 
 /* The next group's plan begins where this one ends; all of its rows are its own. */
@@ -173,21 +196,19 @@ void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step)
     uint32_t at = 0, n_pages = 0;
 
     check_step(engine, step);
-    *p = engine->room;
-    p->n_rows = p->n_seqs = p->n_tiles = p->n_logit_rows = p->n_page_ids = 0;
-    if (!engine->device) {
-        p->splits = NULL; /* hosts walk tiles only */
-    }
-    p->counts->n_splits = 0;
-    p->logits = step->logits;
     for (uint32_t group = 0; group < engine->conf.layout.dp; group++) {
-        if (group > 0) {
+        if (group == 0 || engine->device) {
+            dmk_engine_plan_empty(engine, group);
+            p[group].logits = group == 0 ? step->logits : NULL; /* a device fetches them itself */
+        } else {
             p[group] = after(&p[group - 1], n_pages, engine);
         }
         n_pages = 0;
         for (; at < step->n_seqs && step->seqs[at].dp == group; at++) {
             n_pages = plan_seq(&p[group], &step->seqs[at], n_pages);
         }
+        if (engine->device) {
+            p[group].max_splits = p[group].counts->n_splits;
+        }
     }
-    p->max_splits = p->counts->n_splits;
 }

@@ -4,7 +4,8 @@
  *  - Pointers are 16-byte aligned and row strides are multiples of 8 elements, unless an operation says less.
  *  - Every kernel begins with dmk_pdl_wait() before it reads or writes any global memory but weights, and may
  *    call dmk_pdl_next() once its work no longer needs the whole device. Every launch goes through
- *    dmk_cuda_launch, so a kernel's prologue overlaps the tail of the one before.
+ *    dmk_cuda_launch, so a kernel's prologue overlaps the tail of the one before; the first behind a wait for another
+ *    stream (rows.cu) has no such start.
  *  - A result depends on its own row only: grids may grow with the batch, the order of a sum may not.
  *  - No launch function waits, allocates or reads device memory: all can be captured in a graph. */
 #pragma once
@@ -34,19 +35,26 @@ static inline void dmk_cuda_launch_cluster(struct dmk_stream *stream, void (*ker
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     }
     cudaLaunchAttribute attrs[2] = {};
-    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attrs[0].val.programmaticStreamSerializationAllowed = 1;
-    attrs[1].id = cudaLaunchAttributeClusterDimension;
-    attrs[1].val.clusterDim.x = cluster.x;
-    attrs[1].val.clusterDim.y = cluster.y;
-    attrs[1].val.clusterDim.z = cluster.z;
+    unsigned n_attrs = 0;
+    /* Behind a wait for other streams, what must have finished is more than the kernel before. */
+    if (!s->joined) {
+        attrs[n_attrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attrs[n_attrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    s->joined = false;
+    if (cluster.x * cluster.y * cluster.z > 1) {
+        attrs[n_attrs].id = cudaLaunchAttributeClusterDimension;
+        attrs[n_attrs].val.clusterDim.x = cluster.x;
+        attrs[n_attrs].val.clusterDim.y = cluster.y;
+        attrs[n_attrs++].val.clusterDim.z = cluster.z;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = s->stream;
     config.attrs = attrs;
-    config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
+    config.numAttrs = n_attrs;
     if (err == cudaSuccess) {
         err = cudaLaunchKernelEx(&config, kernel, (P)args...);
     }
@@ -193,6 +201,7 @@ void dmk_cuda_embed(const struct dmk_embed_args *args, struct dmk_stream *stream
 void dmk_cuda_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);
 void dmk_cuda_residual(const struct dmk_residual_args *args, struct dmk_stream *stream);
 void dmk_cuda_add_norm(const struct dmk_add_norm_args *args, struct dmk_stream *stream);
+void dmk_cuda_gather(const struct dmk_gather_args *args, struct dmk_stream *stream);
 void dmk_cuda_rope(const struct dmk_rope_args *args, struct dmk_stream *stream);
 void dmk_cuda_rope_write(const struct dmk_rope_write_args *args, struct dmk_stream *stream);
 void dmk_cuda_kv_write(const struct dmk_kv_write_args *args, struct dmk_stream *stream);

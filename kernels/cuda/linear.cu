@@ -374,8 +374,9 @@ void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stre
     job.n_out = args->n_out;
     job.n_steps = dmk_ceil_div(k, STEP);
     job.tree = args->n_slices > 1;
-    job.n_pieces = job.tree ? args->n_slices
-                            : count_pieces(args->n_whole ? args->n_whole : args->n_out, job.n_steps);
+    job.n_pieces = job.tree || args->leaf
+                       ? args->n_slices
+                       : count_pieces(args->n_whole ? args->n_whole : args->n_out, job.n_steps);
     job.piece_steps = job.tree ? args->k / STEP : dmk_ceil_div(job.n_steps, job.n_pieces);
     const bool few = n_rows <= FEW_ROWS;
     const uint32_t tn = n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : 128;

@@ -243,9 +243,9 @@ void dmk_cuda_moe_experts(const struct dmk_moe_experts_args *a, struct dmk_strea
     if (a->gate_up.format == DMK_WEIGHT_MXFP4) {
         l.scratch = s->counters;
         /* One launch hides the start of the second product. With more experts to read, the wait of all blocks
-         * for the first product costs more than a launch. */
+         * for the first product costs more than a launch; and they can not wait for blocks that another rank keeps out. */
         cudaError_t err = cudaSuccess;
-        if (a->n_rows <= 1) {
+        if (a->n_rows <= 1 && !s->shared) {
             err = dmk_moe_mxfp4(&l, 0, s->stream);
         } else {
             err = dmk_moe_mxfp4_gate_up(&l, 0, s->stream);

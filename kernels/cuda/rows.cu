@@ -1,4 +1,5 @@
-/* Operations row by row: embedding, RMS norm, residual, RoPE, writing and copying KV pages.
+/* Operations row by row: embedding, RMS norm, residual, RoPE, writing and copying KV pages, and rows from
+ * other ranks.
  *
  * A block a row (or a page), 16 bytes a thread and step. Sums are fp32: a thread's own elements in order, then
  * a butterfly over the warp, then the warps in order. */
@@ -40,16 +41,18 @@ __device__ __forceinline__ uint4 add_vec(uint4 x, const float (&sum)[8])
     return x;
 }
 
-__device__ __forceinline__ void load_sum(float (&sum)[8], const float *from, const uint16_t *bias)
+__device__ __forceinline__ void load_sum(float (&sum)[8], const float *from)
 {
     float4 lo = ((const float4 *)from)[0], hi = ((const float4 *)from)[1];
     sum[0] = lo.x, sum[1] = lo.y, sum[2] = lo.z, sum[3] = lo.w;
     sum[4] = hi.x, sum[5] = hi.y, sum[6] = hi.z, sum[7] = hi.w;
-    if (bias) {
-        uint4 b = *(const uint4 *)bias;
-        sum[0] += dmk_lo(b.x), sum[1] += dmk_hi(b.x), sum[2] += dmk_lo(b.y), sum[3] += dmk_hi(b.y);
-        sum[4] += dmk_lo(b.z), sum[5] += dmk_hi(b.z), sum[6] += dmk_lo(b.w), sum[7] += dmk_hi(b.w);
-    }
+}
+
+__device__ __forceinline__ void add_bias(float (&sum)[8], const uint16_t *bias)
+{
+    uint4 b = *(const uint4 *)bias;
+    sum[0] += dmk_lo(b.x), sum[1] += dmk_hi(b.x), sum[2] += dmk_lo(b.y), sum[3] += dmk_hi(b.y);
+    sum[4] += dmk_lo(b.z), sum[5] += dmk_hi(b.z), sum[6] += dmk_lo(b.w), sum[7] += dmk_hi(b.w);
 }
 
 __device__ __forceinline__ float square_sum(uint4 x, float sum)
@@ -120,20 +123,44 @@ void dmk_cuda_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *st
     }
 }
 
+/* The tree over the sums of R ranks; all loads are under way before the first addition. */
+template <int R>
+__device__ __forceinline__ void load_tree(float (&sum)[8], const struct dmk_add_norm_args &a, size_t at)
+{
+    float part[R][8];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        load_sum(part[r], a.sum[r] + at);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+#pragma unroll
+        for (int width = R; width > 1; width /= 2) {
+#pragma unroll
+            for (int r = 0; r < width / 2; r++) {
+                part[r][e] = part[2 * r][e] + part[2 * r + 1][e];
+            }
+        }
+        sum[e] = part[0][e];
+    }
+}
+
 /* residual, and with a scale the norm of the new x. */
-__global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(struct dmk_add_norm_args a)
+template <int R> __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(struct dmk_add_norm_args a)
 {
     dmk_pdl_wait();
     dmk_pdl_next();
     uint16_t *row = a.x + (size_t)blockIdx.x * a.hidden;
-    const float *sums = a.sum + (size_t)blockIdx.x * a.hidden;
     uint4 x[MAX_VEC];
 #pragma unroll
     for (int i = 0; i < MAX_VEC; i++) {
         const uint32_t at = threadIdx.x + i * ROW_THREADS;
         if (at < a.hidden / 8) {
             float sum[8];
-            load_sum(sum, sums + at * 8, a.bias ? a.bias + at * 8 : NULL);
+            load_tree<R>(sum, a, (size_t)blockIdx.x * a.hidden + at * 8);
+            if (a.bias) {
+                add_bias(sum, a.bias + at * 8);
+            }
             x[i] = add_vec(((const uint4 *)row)[at], sum);
             ((uint4 *)row)[at] = x[i];
         }
@@ -145,8 +172,12 @@ __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(struct dmk_add_no
 
 void dmk_cuda_add_norm(const struct dmk_add_norm_args *args, struct dmk_stream *stream)
 {
+    void (*kernel)(struct dmk_add_norm_args) = args->n_ranks == 1   ? add_norm_kernel<1>
+                                               : args->n_ranks == 2 ? add_norm_kernel<2>
+                                               : args->n_ranks == 4 ? add_norm_kernel<4>
+                                                                    : add_norm_kernel<8>;
     if (args->n_rows > 0) {
-        dmk_cuda_launch(stream, add_norm_kernel, args->n_rows, ROW_THREADS, 0, *args);
+        dmk_cuda_launch(stream, kernel, args->n_rows, ROW_THREADS, 0, *args);
     }
 }
 
@@ -154,7 +185,8 @@ void dmk_cuda_residual(const struct dmk_residual_args *args, struct dmk_stream *
 {
     struct dmk_add_norm_args a = {};
     a.x = args->x;
-    a.sum = args->sum;
+    a.sum[0] = args->sum;
+    a.n_ranks = 1;
     a.bias = args->bias;
     a.n_rows = args->n_rows;
     a.hidden = args->hidden;
@@ -215,7 +247,7 @@ __global__ void __launch_bounds__(ROW_THREADS) combine_norm_kernel(struct dmk_co
                 }
             }
             float y[8];
-            load_sum(y, c.y + (size_t)slot[i] * c.hidden + at * 8, NULL);
+            load_sum(y, c.y + (size_t)slot[i] * c.hidden + at * 8);
 #pragma unroll
             for (int e = 0; e < 8; e++) {
                 leaf[e] = fmaf(weight[i], y[e], leaf[e]);
@@ -250,6 +282,44 @@ void dmk_cuda_moe_combine(const struct dmk_moe_combine_args *args, struct dmk_st
     struct dmk_combine_norm_args a = {};
     a.combine = *args;
     dmk_cuda_combine_norm(&a, stream);
+}
+
+/* A block a row. */
+__global__ void __launch_bounds__(ROW_THREADS) gather_kernel(struct dmk_gather_args a)
+{
+    dmk_pdl_wait();
+    dmk_pdl_next();
+    uint32_t g = 0;
+#pragma unroll
+    for (uint32_t i = 1; i < DMK_MAX_SOURCES; i++) {
+        g = i < a.n_from && blockIdx.x >= a.from[i].first ? i : g;
+    }
+    const size_t row = blockIdx.x - a.from[g].first;
+    const bool live = row < *a.from[g].n_live;
+    bool ours = false;
+    for (uint32_t i = 0; i < a.k; i++) {
+        const uint32_t id = live ? a.from[g].ids[row * a.k + i] : DMK_NONE;
+        ours = ours || id - a.expert_first < a.n_experts;
+        if (threadIdx.x == i) {
+            a.ids[(size_t)blockIdx.x * a.k + i] = id;
+            a.weights[(size_t)blockIdx.x * a.k + i] = live ? a.from[g].weights[row * a.k + i] : 0.0f;
+        }
+    }
+    if (!ours) {
+        return;
+    }
+    const uint4 *from = (const uint4 *)(a.from[g].x + row * a.hidden);
+    uint4 *to = (uint4 *)(a.x + (size_t)blockIdx.x * a.hidden);
+    for (uint32_t i = threadIdx.x; i < a.hidden / 8; i += ROW_THREADS) {
+        to[i] = from[i];
+    }
+}
+
+void dmk_cuda_gather(const struct dmk_gather_args *args, struct dmk_stream *stream)
+{
+    if (args->n_rows > 0) {
+        dmk_cuda_launch(stream, gather_kernel, args->n_rows, ROW_THREADS, 0, *args);
+    }
 }
 
 /* A pair's rotation, each product and each sum rounded on its own. */

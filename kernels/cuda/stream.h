@@ -20,7 +20,10 @@ struct dmk_cuda_stream {
     cudaStream_t stream;
     int device;
     uint32_t n_sms;
-    int error; /* the first cudaError_t of a launch; sticky */
+    bool
+        shared; /* other ranks run on the device: no kernel may wait for blocks that have not begun */
+    bool joined; /* a wait for another stream was queued, and no kernel since */
+    int error;   /* the first cudaError_t of a launch; sticky */
     /* Partial results inside one operation. The next operation of the stream may overwrite all of it, so
      * it is touched only after cudaGridDependencySynchronize and never carries anything over. */
     uint8_t *workspace; /* [DMK_CUDA_WORKSPACE_BYTES], device memory, 1 KiB aligned */

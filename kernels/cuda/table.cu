@@ -22,6 +22,7 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.add_norm = dmk_cuda_add_norm;
     k.combine_norm = dmk_cuda_combine_norm;
     k.route = dmk_cuda_route;
+    k.gather = dmk_cuda_gather;
     k.rope_write = dmk_cuda_rope_write;
     k.page_copy = dmk_cuda_page_copy;
     k.moe_experts = dmk_cuda_moe_experts;

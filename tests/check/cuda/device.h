@@ -68,3 +68,4 @@ void check_attn(struct device *d);
 void check_moe(struct device *d);
 void check_sample(struct device *d);
 void check_engine(struct device *d);
+void check_ranks(struct device *d);

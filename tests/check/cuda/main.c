@@ -304,9 +304,9 @@ void device_bench(struct device *d, const char *what, void (*fn)(struct device *
 static const struct {
     const char *name;
     void (*fn)(struct device *d);
-} tests[] = {{"rows", check_rows},    {"pages", check_pages}, {"linear", check_linear},
-             {"attn", check_attn},    {"moe", check_moe},     {"sample", check_sample},
-             {"engine", check_engine}};
+} tests[] = {{"rows", check_rows},     {"pages", check_pages}, {"linear", check_linear},
+             {"attn", check_attn},     {"moe", check_moe},     {"sample", check_sample},
+             {"engine", check_engine}, {"ranks", check_ranks}};
 
 int main(int argc, char **argv)
 {

@@ -31,22 +31,108 @@ static void norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool pick)
     device_end(d, "rmsnorm");
 }
 
-static void add_norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool bias)
+/* The tree over the sums of some ranks, on the host. */
+static void add_ranks(float *to, const struct twin *sums, uint32_t n_ranks, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float leaf[DMK_MAX_SOURCES] = {0};
+        for (uint32_t r = 0; r < n_ranks; r++) {
+            leaf[r] = ((const float *)sums[r].host)[i];
+        }
+        for (uint32_t width = n_ranks; width > 1; width /= 2) {
+            for (uint32_t r = 0; r < width / 2; r++) {
+                leaf[r] = leaf[2 * r] + leaf[2 * r + 1];
+            }
+        }
+        to[i] = leaf[0];
+    }
+}
+
+static void add_norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool bias,
+                     uint32_t n_ranks)
 {
     const size_t n = (size_t)n_rows * hidden;
-    struct twin x = twin_bf16(d, n, 4.0f), sum = twin_f32(d, n, 3.0f),
+    struct twin x = twin_bf16(d, n, 4.0f), sum = twin_new(d, n * 4), sums[DMK_MAX_SOURCES],
                 b = twin_bf16(d, hidden, 1.0f), scale = twin_bf16(d, hidden, 1.5f),
                 y = twin_new(d, n * 2);
+    struct dmk_add_norm_args args = {.x = x.dev,
+                                     .n_ranks = n_ranks,
+                                     .bias = bias ? b.dev : NULL,
+                                     .scale = scale.dev,
+                                     .y = y.dev,
+                                     .n_rows = n_rows,
+                                     .hidden = hidden,
+                                     .eps = 1e-5f};
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        sums[r] = twin_f32(d, n, 3.0f);
+        args.sum[r] = sums[r].dev;
+    }
+    add_ranks(sum.host, sums, n_ranks, n);
+    twin_send(d, sum); /* looked at with all others at the end */
     d->ref.residual(
         &(struct dmk_residual_args){x.host, sum.host, bias ? b.host : NULL, n_rows, hidden}, NULL);
     d->ref.rmsnorm(
         &(struct dmk_rmsnorm_args){x.host, NULL, scale.host, y.host, n_rows, hidden, 1e-5f}, NULL);
-    d->cuda.add_norm(&(struct dmk_add_norm_args){x.dev, sum.dev, bias ? b.dev : NULL, scale.dev,
-                                                 y.dev, n_rows, hidden, 1e-5f},
-                     d->stream);
+    d->cuda.add_norm(&args, d->stream);
     expect_bits(d, x, "add_norm: x");
     expect_bf16(d, y, NORM_L2, NORM_WORST, "add_norm: y");
     device_end(d, "add_norm");
+}
+
+/* Rows of several groups, some of them without rows and with padding; a rank's experts in the middle. */
+static void gather(struct device *d, uint32_t n_groups, uint32_t hidden)
+{
+    const uint32_t k = 4, n_experts = 32, expert_first = 8, n_local = 8;
+    struct dmk_gather_args a = {.n_from = n_groups,
+                                .k = k,
+                                .hidden = hidden,
+                                .expert_first = expert_first,
+                                .n_experts = n_local};
+    struct twin xs[DMK_MAX_SOURCES], ids[DMK_MAX_SOURCES], weights[DMK_MAX_SOURCES],
+        live[DMK_MAX_SOURCES];
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t rows = g == 1 ? 0 : 1 + draw_u32(d, 40);
+        a.from[g].first = a.n_rows;
+        a.n_rows += rows;
+        xs[g] = twin_bf16(d, (size_t)(rows + 1) * hidden, 1.0f);
+        ids[g] = twin_u32(d, (size_t)(rows + 1) * k, n_experts);
+        weights[g] = twin_f32(d, (size_t)(rows + 1) * k, 1.0f);
+        live[g] = twin_u32(d, 1, rows + 1);
+        a.from[g].x = xs[g].dev;
+        a.from[g].ids = ids[g].dev;
+        a.from[g].weights = weights[g].dev;
+        a.from[g].n_live = live[g].dev;
+    }
+    struct twin x = twin_new(d, (size_t)a.n_rows * hidden * 2),
+                chosen = twin_new(d, (size_t)a.n_rows * k * 4),
+                weight = twin_new(d, (size_t)a.n_rows * k * 4);
+    a.x = x.dev;
+    a.ids = chosen.dev;
+    a.weights = weight.dev;
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t end = g + 1 < n_groups ? a.from[g + 1].first : a.n_rows;
+        for (uint32_t row = a.from[g].first; row < end; row++) {
+            const uint32_t at = row - a.from[g].first;
+            const bool lives = at < *(const uint32_t *)live[g].host;
+            bool ours = false;
+            for (uint32_t i = 0; i < k; i++) {
+                const uint32_t id = lives ? ((uint32_t *)ids[g].host)[at * k + i] : DMK_NONE;
+                ((uint32_t *)chosen.host)[row * k + i] = id;
+                ((float *)weight.host)[row * k + i] =
+                    lives ? ((float *)weights[g].host)[at * k + i] : 0.0f;
+                ours = ours || id - expert_first < n_local;
+            }
+            if (ours) {
+                memcpy((uint16_t *)x.host + (size_t)row * hidden,
+                       (uint16_t *)xs[g].host + (size_t)at * hidden, (size_t)hidden * 2);
+            }
+        }
+    }
+    d->cuda.gather(&a, d->stream);
+    expect_bits(d, x, "gather: x");
+    expect_bits(d, chosen, "gather: ids");
+    expect_bits(d, weight, "gather: weights");
+    device_end(d, "gather");
 }
 
 static void residual(struct device *d, uint32_t n_rows, uint32_t hidden)
@@ -175,7 +261,7 @@ static void bench(struct device *d, uint32_t n)
     const uint32_t H = 2880;
     struct twin x = twin_device(d, (size_t)n * H * 2), sum = twin_device(d, (size_t)n * H * 4),
                 scale = twin_bf16(d, H, 1.0f), y = twin_device(d, (size_t)n * H * 2);
-    struct dmk_add_norm_args args = {x.dev, sum.dev, scale.dev, scale.dev, y.dev, n, H, 1e-5f};
+    struct dmk_add_norm_args args = {x.dev, {sum.dev}, 1, scale.dev, scale.dev, y.dev, n, H, 1e-5f};
     snprintf(what, sizeof(what), "add_norm %u x %u", n, H);
     device_bench(d, what, run_add_norm, &args, (double)n * H * 10, 0);
     device_end(d, what);
@@ -197,12 +283,18 @@ void check_rows(struct device *d)
         for (size_t h = 0; h < 4; h++) {
             embed(d, rows[i], hiddens[h]);
             norm(d, rows[i], hiddens[h], h % 2);
-            add_norm(d, rows[i], hiddens[h], i % 2);
+            for (uint32_t ranks = 1; ranks <= 8; ranks *= 2) {
+                add_norm(d, rows[i], hiddens[h], i % 2, ranks);
+            }
             residual(d, rows[i], hiddens[h]);
         }
         rope(d, rows[i], 1 + draw_u32(d, 70));
         rope_write(d, rows[i], 16, 2, true);
         rope_write(d, rows[i], 64, 8, false);
+    }
+    for (uint32_t groups = 2; groups <= 8; groups *= 2) {
+        gather(d, groups, 96);
+        gather(d, groups, 2880);
     }
     page_copy(d);
 }

@@ -1,0 +1,17 @@
+/* A device that is none: backend "cuda" for tests, on which the host's kernels run late and out of order.
+ *
+ * Linked before the backends, it takes the place of dmk_backend_cuda. Calls only queue; when the host waits for a
+ * stream or an event, operations of all streams run one by one in an order drawn from the seed, as far as streams
+ * and events allow it. So what two ranks do without an event between them happens in either order, and graphs run
+ * in another order each time. What a real capture would refuse is asserted. */
+#pragma once
+
+#include <stdint.h>
+
+struct fake_device_stats {
+    uint64_t n_allocs, n_events, n_graphs; /* made so far */
+    uint64_t n_graph_runs, n_kernels;
+};
+
+void fake_device_seed(uint64_t seed);
+struct fake_device_stats fake_device_stats(void);
