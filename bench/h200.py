@@ -21,12 +21,15 @@ DENSE, EXPERT, HEAD = 26.54e6, 24.88e6, 579.1e6  # parameters
 EXPERT_BYTES = EXPERT * 0.53125
 
 
-def roofline_ms(model, phase, batch, context):
+def roofline_ms(model, phase, batch, context, tp=1, dp=1):
+    """Of a rank: its share of heads and head for the tokens of its group, its share of experts for all tokens."""
     layers, experts = MODELS[model]
     tokens = batch if phase == "decode" else context
     used = experts * (1 - (1 - 4 / experts) ** tokens)
-    dense = max(DENSE * 2 / BYTES_S, 2 * DENSE * tokens / FLOP_S)
-    moe = max(used * EXPERT_BYTES / BYTES_S, 2 * 4 * EXPERT * tokens / FLOP_S)
+    moe = max(used * EXPERT_BYTES / BYTES_S, 2 * 4 * EXPERT * tokens / FLOP_S) / (tp * dp)
+    batch = -(-batch // dp)
+    tokens = batch if phase == "decode" else context
+    dense = max(DENSE * 2 / BYTES_S, 2 * DENSE * tokens / FLOP_S) / tp
     if phase == "decode":
         full, window = batch * context * 2048 / BYTES_S, batch * min(context, 128) * 2048 / BYTES_S
         head = max(HEAD * 2 / BYTES_S, 2 * HEAD * batch / FLOP_S)
@@ -34,7 +37,7 @@ def roofline_ms(model, phase, batch, context):
         full = 4 * 4096 * context * context / 2 / FLOP_S
         window = 4 * 4096 * context * min(context, 128) / FLOP_S
         head = 0
-    return 1e3 * (layers * (dense + moe) + layers / 2 * (full + window) + head)
+    return 1e3 * (layers * (dense + moe) + (layers / 2 * (full + window) + head) / tp)
 
 
 def find_rival(rivals, row):
@@ -48,7 +51,7 @@ def draw(rows, path):
     """Tokens a second for one user against dollars for a million tokens, decode at context 8192."""
     lines = {}
     for r in rows:
-        if r["phase"] == "decode" and r["context"] == "8192":
+        if r["phase"] == "decode" and r["context"] == "8192" and r["ep"] == "1":
             for name, ms in ((r["model"], r["median_ms"]), (r["model"] + " " + r["rival"], r["rival_ms"])):
                 if ms:
                     ms = float(ms)
@@ -91,7 +94,8 @@ def main():
         with open(name) as f:
             for values in csv.reader(f):
                 row = dict(zip(COLUMNS, values))
-                row["roofline_ms"] = f'{roofline_ms(row["model"], row["phase"], int(row["batch"]), int(row["context"])):.3f}'
+                sizes = [int(row[k]) for k in ("batch", "context", "tp", "dp")]
+                row["roofline_ms"] = f'{roofline_ms(row["model"], row["phase"], *sizes):.3f}'
                 rival = find_rival(rivals, row)
                 row["rival"] = f'{rival["engine"]} {rival["moe_backend"]}' if rival else ""
                 row["rival_ms"] = rival["median_ms"] if rival else ""
@@ -102,11 +106,11 @@ def main():
         out.writerows(rows)
     newest = {}
     for r in rows:
-        newest[tuple(r[k] for k in ("model", "format", "phase", "tp", "batch", "context"))] = r
+        newest[tuple(r[k] for k in ("model", "format", "phase", "tp", "dp", "batch", "context"))] = r
     draw(list(newest.values()), HERE / "h200-decode.svg")
-    print(f"{'model':13} {'phase':8} {'batch':>5} {'context':>7} {'ms':>9} {'roofline':>9} {'rival':>9}")
+    print(f"{'model':13} {'tp':>2} {'dp':>2} {'phase':8} {'batch':>5} {'context':>7} {'ms':>9} {'roofline':>9} {'rival':>9}")
     for r in newest.values():
-        print(f"{r['model']:13} {r['phase']:8} {r['batch']:>5} {r['context']:>7} {float(r['median_ms']):9.3f} "
+        print(f"{r['model']:13} {r['tp']:>2} {r['dp']:>2} {r['phase']:8} {r['batch']:>5} {r['context']:>7} {float(r['median_ms']):9.3f} "
               f"{float(r['roofline_ms']):9.3f} {r['rival_ms']:>9}")
 
 

@@ -34,7 +34,7 @@ struct dmk_engine_conf {
         fp8_experts; /* device: MXFP4 experts become FP8 with power-of-two scales, fast for prompts */
     bool no_verify; /* a converted folder's files are not read under their checksums */
     /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
-     * in device memory, for benches. */
+     * in device memory, for benches; they are others in another layout. */
     const char *random_preset;
     uint64_t random_seed;
     void (*on_progress)(void *ud, uint64_t done_bytes,

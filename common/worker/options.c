@@ -58,7 +58,11 @@ static const struct dmk_conf_option options[] = {
     {"tls-router-name", DMK_CONF_STR, "", 0, 0, NULL,
      "Name that the certificates of routers must have; empty: any that the CA has signed.",
      AT(tls_router_name)},
-    {"tp", DMK_CONF_U32, "1", 1, 8, NULL, "Ranks that share a sequence's attention heads.", AT(tp)},
+    {"tp", DMK_CONF_U32, "1", 1, 8, NULL,
+     "Ranks that share a sequence's attention heads. With cuda each wants a device; ranks beyond "
+     "the devices "
+     "share them.",
+     AT(tp)},
     {"dp", DMK_CONF_U32, "1", 1, 8, NULL,
      "Groups of tp ranks that hold different sequences; experts are spread over tp x dp ranks, 8 "
      "at "

@@ -168,8 +168,14 @@ static int open_real_engine(struct dmk_worker *w)
     w->load_logged_ns = start;
     ret = dmk_engine_open(&conf, &w->engine, &w->open_error);
     if (ret == 0) {
+        const struct dmk_engine_graphs graphs = dmk_engine_graphs(w->engine);
+
         dmk_log_info("weights are loaded after %.1f s", (double)(dmk_clock_ns() - start) / 1e9);
         w->port = dmk_engine_port_from(w->engine, conf.layout);
+        if (graphs.n_wanted > 0) {
+            dmk_log_info("worker=%s captured %u of %u decode graphs in %.1f s", w->id,
+                         graphs.n_graphs, graphs.n_wanted, graphs.seconds);
+        }
     }
     return ret;
 }
