@@ -1,6 +1,5 @@
 /* Text to ids, ids to text; see tokenizer.h. Any thread, each with its own scratch. */
 #include "common/text/bpe.h"
-#include "common/text/split.h"
 #include "common/text/utf8.h"
 #include "common/base/assert.h"
 #include <stdlib.h>
@@ -18,54 +17,46 @@ void dmk_ids_fini(struct dmk_ids *ids)
     *ids = (struct dmk_ids){.max_len = ids->max_len};
 }
 
-void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n)
+uint32_t *dmk_ids_room(struct dmk_ids *ids, size_t n)
 {
     const size_t max = ids->max_len ? ids->max_len : IDS_MAX;
+    size_t cap = ids->cap ? ids->cap : 64;
+    uint32_t *grown;
 
-    if (n == 0 || ids->failed) {
-        return;
-    }
-    if (n > max || ids->len > max - n) {
+    if (ids->failed || n > max || ids->len > max - n) {
         ids->failed = true;
-        return;
+        return NULL;
     }
-    if (ids->len + n > ids->cap) {
-        size_t cap = ids->cap ? ids->cap : 64;
-        uint32_t *grown;
+    if (ids->len + n <= ids->cap) {
+        return ids->data + ids->len;
+    }
+    while (cap < ids->len + n) {
+        cap *= 2;
+    }
+    cap = cap < max ? cap : max;
+    grown = realloc(ids->data, cap * sizeof(*grown));
+    if (!grown) {
+        ids->failed = true;
+        return NULL;
+    }
+    ids->data = grown;
+    ids->cap = cap;
+    return ids->data + ids->len;
+}
 
-        while (cap < ids->len + n) {
-            cap *= 2;
-        }
-        grown = realloc(ids->data, cap * sizeof(*grown));
-        if (!grown) {
-            ids->failed = true;
-            return;
-        }
-        ids->data = grown;
-        ids->cap = cap;
+void dmk_ids_append(struct dmk_ids *ids, const uint32_t *data, size_t n)
+{
+    uint32_t *room = n > 0 ? dmk_ids_room(ids, n) : NULL;
+
+    if (room) {
+        memcpy(room, data, n * sizeof(*data));
+        ids->len += n;
     }
-    memcpy(ids->data + ids->len, data, n * sizeof(*data));
-    ids->len += n;
 }
 
 void dmk_ids_push(struct dmk_ids *ids, uint32_t id)
 {
     dmk_ids_append(ids, &id, 1);
-}
-
-/* text is valid UTF-8. */
-static void encode_valid(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch,
-                         struct dmk_bytes text, struct dmk_ids *ids)
-{
-    size_t pos = 0;
-
-    dmk_bpe_scratch_begin(scratch, vocab);
-    while (pos < text.len && !ids->failed) {
-        const size_t end = dmk_split_next(text.data, text.len, pos);
-
-        dmk_bpe_encode(vocab, scratch, (struct dmk_bytes){text.data + pos, end - pos}, ids);
-        pos = end;
-    }
 }
 
 void dmk_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch, struct dmk_str text,
@@ -84,7 +75,8 @@ void dmk_encode(const struct dmk_vocab *vocab, struct dmk_bpe_scratch *scratch, 
         }
         bytes = dmk_buf_bytes(repaired);
     }
-    encode_valid(vocab, scratch, bytes, ids);
+    dmk_bpe_scratch_begin(scratch, vocab);
+    dmk_words_encode(vocab, scratch, bytes, ids);
     dmk_bpe_scratch_trim(scratch);
 }
 

@@ -9,6 +9,10 @@
  * Each function below handles one of them and says why the scan equals what the expression finds. */
 #include "common/text/split.h"
 #include "common/text/unicode.h"
+#include <stdbool.h>
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of eight bytes is the lowest");
 
 #define LETTER     (DMK_CLASS_UPPER | DMK_CLASS_LOWER | DMK_CLASS_CASELESS)
 #define WORD_UPPER (DMK_CLASS_UPPER | DMK_CLASS_CASELESS | DMK_CLASS_MARK)
@@ -32,6 +36,12 @@ static const uint8_t ascii_class[128] = {
     [0x41 ... 0x5a] = DMK_CLASS_UPPER,  [0x5b ... 0x60] = DMK_CLASS_OTHER,
     [0x61 ... 0x7a] = DMK_CLASS_LOWER,  [0x7b ... 0x7f] = DMK_CLASS_OTHER,
 };
+
+/* Whether a lead byte leads only letters without case: U+5000 to U+9FFF, ideographs. */
+static inline bool leads_ideograph(uint8_t lead)
+{
+    return lead >= 0xe5 && lead <= 0xe9;
+}
 
 /* The class of the character at pos < len; its length goes to *ret_len. */
 static inline unsigned class_at(struct text t, size_t pos, size_t *ret_len)
@@ -116,6 +126,11 @@ static size_t word_end(struct text t, size_t pos, unsigned first, size_t n)
     while (u < t.len) {
         size_t m;
 
+        if (leads_ideograph(t.data[u])) {
+            u += 3;
+            back_off = u;
+            continue;
+        }
         class = class_at(t, u, &m);
         if (!(class & WORD_UPPER)) {
             break;
@@ -189,12 +204,56 @@ static size_t white_end(struct text t, size_t pos)
     return end < t.len && last > pos ? last : end;
 }
 
+/* How many of the eight bytes at p are small letters, up to the first that is none. */
+static inline unsigned small_letters(const uint8_t *p)
+{
+    const uint64_t high = 0x8080808080808080ull;
+    uint64_t word, rest, others;
+
+    memcpy(&word, p, 8);
+    rest = word & ~high;
+    /* The high bit of a byte: the first sum says that it is at least 'a', the second that it is above 'z'. */
+    others = ~((rest + 0x1f1f1f1f1f1f1f1full) & ~(rest + 0x0505050505050505ull) & ~word) & high;
+    return others ? (unsigned)__builtin_ctzll(others) / 8 : 8;
+}
+
+/* The most frequent words, without looking at each character: ASCII letters, all small but maybe the first, with or
+ * without a prefix, in front of an ASCII character that can not belong to them. Returns pos for all else. */
+static inline size_t plain_word_end(struct text t, size_t pos)
+{
+    size_t q = pos;
+    unsigned n;
+
+    if (t.len - pos < 16 || t.data[pos] >= 0x80) {
+        return pos;
+    }
+    q += (ascii_class[t.data[q]] & PREFIX) != 0;
+    q += t.data[q] >= 'A' && t.data[q] <= 'Z';
+    n = small_letters(t.data + q);
+    if (n == 0) {
+        return pos;
+    }
+    while (n == 8) {
+        q += 8;
+        if (t.len - q < 8) {
+            return pos;
+        }
+        n = small_letters(t.data + q);
+    }
+    q += n;
+    return t.data[q] >= 0x80 || t.data[q] == '\'' ? pos : q;
+}
+
 size_t dmk_split_next(const uint8_t *text, size_t len, size_t pos)
 {
     const struct text t = {text, len};
-    size_t n, end;
-    const unsigned first = class_at(t, pos, &n);
+    size_t n, end = plain_word_end(t, pos);
+    unsigned first;
 
+    if (end > pos) {
+        return end;
+    }
+    first = class_at(t, pos, &n);
     if (first & (LETTER | PREFIX)) {
         end = word_end(t, pos, first, n);
         if (end > pos) {

@@ -44,7 +44,7 @@ void dmk_vocab_close(struct dmk_vocab **vocab);
 /* Writes the vocabulary as a tokenizer.json (28 MB, about 0.5 s); the bound of out decides. */
 void dmk_vocab_write_hf(const struct dmk_vocab *vocab, struct dmk_buf *out);
 
-/* Working memory of one thread: a cache of pieces met before (512 KiB) and room for merging, which grows
+/* Working memory of one thread: caches of pieces and pairs met before (640 KiB) and room for merging, which grows
  * with the longest piece of a call (32 bytes a byte) and is given back afterwards. NULL: no memory. */
 struct dmk_bpe_scratch;
 struct dmk_bpe_scratch *dmk_bpe_scratch_new(void);

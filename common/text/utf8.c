@@ -68,15 +68,29 @@ static size_t skip_ascii(const uint8_t *data, size_t len)
     return n;
 }
 
+/* Bytes from data on that are characters of three bytes whose lead is neither E0 nor ED: any further bytes of 80..BF
+ * make those valid. */
+static size_t skip_wide(const uint8_t *data, size_t len)
+{
+    size_t n = 0;
+
+    while (len - n >= 3 && (data[n] & 0xf0) == 0xe0 && data[n] != 0xe0 && data[n] != 0xed &&
+           (data[n + 1] & 0xc0) == 0x80 && (data[n + 2] & 0xc0) == 0x80) {
+        n += 3;
+    }
+    return n;
+}
+
 size_t dmk_utf8_valid_prefix(const uint8_t *data, size_t len)
 {
-    size_t pos = 0;
+    size_t pos = 0, n;
 
     while (pos < len) {
         if (data[pos] < 0x80) {
-            const size_t n = skip_ascii(data + pos, len - pos);
-
+            n = skip_ascii(data + pos, len - pos);
             pos += n ? n : 1;
+        } else if (data[pos] >= 0xe0 && (n = skip_wide(data + pos, len - pos)) > 0) {
+            pos += n;
         } else {
             const struct sequence s = measure(data + pos, len - pos);
 

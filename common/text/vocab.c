@@ -15,6 +15,7 @@
 
 #define FILE_BYTES_MAX ((off_t)64 << 20) /* a tokenizer.json with its merges has 28 MB */
 #define HUGE_PAGE      ((size_t)2 << 20)
+#define TABLES_BYTES   ((sizeof(struct dmk_tables) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE)
 #define PATH_BYTES     4096
 
 const char dmk_vocab_sha256[65] =
@@ -186,17 +187,13 @@ static struct dmk_vocab *vocab_new(void)
         return NULL;
     }
     v->offset = calloc(DMK_RANKS + 1, sizeof(*v->offset));
-    v->tokens = malloc(((size_t)1 << DMK_TOKEN_SLOT_BITS) * sizeof(*v->tokens));
-    v->pairs = aligned_alloc(HUGE_PAGE, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS);
-    v->bloom = calloc((size_t)1 << DMK_PAIR_BLOOM_BITS >> 6, sizeof(*v->bloom));
-    v->char_id = malloc(DMK_CHAR_IDS * sizeof(*v->char_id));
-    if (!v->offset || !v->tokens || !v->pairs || !v->bloom || !v->char_id) {
+    v->tables = aligned_alloc(HUGE_PAGE, TABLES_BYTES);
+    if (!v->offset || !v->tables) {
         dmk_vocab_close(&v);
         return NULL;
     }
-    /* Looked up at random: few large pages spare most misses of the TLB. Advice only. */
-    (void)madvise(v->pairs, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS, MADV_HUGEPAGE);
-    memset(v->pairs, 0, sizeof(*v->pairs) << DMK_PAIR_SLOT_BITS);
+    (void)madvise(v->tables, TABLES_BYTES, MADV_HUGEPAGE); /* advice only */
+    memset(v->tables, 0, sizeof(*v->tables));
     return v;
 }
 
@@ -301,10 +298,11 @@ void dmk_vocab_close(struct dmk_vocab **vocab)
     }
     free(v->blob);
     free(v->offset);
-    free(v->tokens);
-    free(v->pairs);
-    free(v->bloom);
-    free(v->char_id);
+    if (v->tables) {
+        free(v->tables->starts.cuts);
+        free(v->tables->ends.cuts);
+    }
+    free(v->tables);
     free(v);
     *vocab = NULL;
 }

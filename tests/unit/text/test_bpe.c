@@ -1,6 +1,7 @@
 /* Byte-pair merging: every token, both algorithms and both starts against the rule taken literally, and time
  * that does not grow with the square. */
 #include "tests/unit/text/text_test.h"
+#include "common/text/utf8.h"
 #include <stdlib.h>
 #include <time.h>
 
@@ -156,12 +157,12 @@ static void test_characters(void **state)
 
             /* Half of them are tokens of their own, as frequent characters are. */
             for (int i = 0; i < 20 && code >= 0x80 &&
-                            dmk_vocab_char(f->vocab, code) == DMK_NO_TOKEN && turn % 2;
+                            dmk_vocab_char(f->vocab, code) == DMK_NO_PART && turn % 2;
                  i++) {
                 code = scripts[s].first + random_below(&r, scripts[s].last - scripts[s].first + 1);
             }
             n_chars += code >= 0x80;
-            n_parts += code >= 0x80 && dmk_vocab_char(f->vocab, code) != DMK_NO_TOKEN;
+            n_parts += code >= 0x80 && dmk_vocab_char(f->vocab, code) != DMK_NO_PART;
             len += put_char(data + len, code);
         }
         n = merge_literally(f->vocab, (struct dmk_bytes){data, len}, want);
@@ -179,7 +180,7 @@ static void test_neighbours(void **state)
 
     dmk_bpe_scratch_begin(f->scratch, f->vocab);
     for (uint32_t code = 0x80; code < DMK_CHAR_IDS; code++) {
-        if (dmk_vocab_char(f->vocab, code) != DMK_NO_TOKEN) {
+        if (dmk_vocab_char(f->vocab, code) != DMK_NO_PART) {
             codes[n_codes++] = code;
         }
     }
@@ -198,6 +199,84 @@ static void test_neighbours(void **state)
         }
     }
     free(codes);
+}
+
+/* A character of several bytes that ends with these bytes (few), or that starts with them. */
+static size_t put_completed(struct random *r, uint8_t *p, const uint8_t *part, size_t n, bool ends)
+{
+    for (int turn = 0; turn < 200000; turn++) {
+        const uint32_t code = 0x80 + random_below(r, 0xd800 - 0x80);
+        uint8_t bytes[4];
+        const size_t len = put_char(bytes, code);
+
+        if (len >= n && memcmp(ends ? bytes + len - n : bytes, part, n) == 0) {
+            memcpy(p, bytes, len);
+            return len;
+        }
+    }
+    return 0;
+}
+
+/* Every token that begins or ends inside of a character, inside of a text whose characters it cuts: alone, and with
+ * more characters around. */
+static void check_cut(const struct fixture *f, struct random *r, struct dmk_bytes token)
+{
+    size_t head = 0, tail = token.len, len = 0, n;
+    uint8_t data[DMK_BPE_LINEAR_MAX];
+    uint32_t want[DMK_BPE_LINEAR_MAX];
+
+    while (head < token.len && (token.data[head] & 0xc0) == 0x80) {
+        head++;
+    }
+    while (tail > head && (token.data[tail - 1] & 0xc0) == 0x80) {
+        tail--;
+    }
+    if (tail > head && dmk_utf8_valid_prefix(token.data + tail - 1, token.len - (tail - 1)) > 0) {
+        tail = token.len; /* the last character is whole */
+    } else if (tail > head) {
+        tail--;
+    }
+    if (tail > token.len || head > tail || (head == 0 && tail == token.len) ||
+        dmk_utf8_valid_prefix(token.data + head, tail - head) < tail - head) {
+        return;
+    }
+    for (uint32_t i = random_below(r, 3); i > 0; i--) {
+        len += put_char(data + len, 0x4e00 + random_below(r, 0x5200));
+    }
+    if (head > 0) {
+        len += put_completed(r, data + len, token.data, head, true);
+    }
+    memcpy(data + len, token.data + head, tail - head);
+    len += tail - head;
+    if (tail < token.len) {
+        len += put_completed(r, data + len, token.data + tail, token.len - tail, false);
+    }
+    for (uint32_t i = random_below(r, 3); i > 0; i--) {
+        len += put_char(data + len, 0x4e00 + random_below(r, 0x5200));
+    }
+    n = merge_literally(f->vocab, (struct dmk_bytes){data, len}, want);
+    check(f, (struct dmk_bytes){data, len}, DMK_BPE_CHARS, want, n);
+}
+
+static void test_cuts(void **state)
+{
+    const struct fixture *f = *state;
+    const struct dmk_borders *const all[2] = {&f->vocab->tables->starts, &f->vocab->tables->ends};
+    struct random r = {35, 0};
+    size_t n_cuts = 0;
+
+    print_message("seed %llu\n", (unsigned long long)r.seed);
+    dmk_bpe_scratch_begin(f->scratch, f->vocab);
+    for (int side = 0; side < 2; side++) {
+        for (uint32_t i = 0; i < all[side]->first[DMK_BORDERS]; i++) {
+            for (int turn = 0; turn < 8; turn++) {
+                check_cut(f, &r, dmk_token_bytes(f->vocab, all[side]->cuts[i].id));
+            }
+            n_cuts++;
+        }
+    }
+    print_message("%zu cuts\n", n_cuts);
+    assert_true(n_cuts > 100);
 }
 
 static double seconds(void)
@@ -272,7 +351,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_token), cmocka_unit_test(test_random_bytes),
         cmocka_unit_test(test_characters),  cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_cuts),        cmocka_unit_test(test_growth),
     };
 
     return cmocka_run_group_tests(tests, fixture_open, fixture_close);

@@ -199,6 +199,9 @@ static void test_classes(void **state)
     assert_int_equal(dmk_unicode_class(0x301), DMK_CLASS_MARK);
     assert_int_equal(dmk_unicode_class(0x2167), DMK_CLASS_NUMBER);
     assert_int_equal(dmk_unicode_class(0xdf), DMK_CLASS_LOWER);
+    for (uint32_t code = 0x5000; code < 0xa000; code++) { /* not looked up by the splitter */
+        assert_int_equal(dmk_unicode_class(code), DMK_CLASS_CASELESS);
+    }
     /* The splitter has a table of its own for ASCII: one character alone must be a piece of its class. */
     for (uint32_t c = 0; c < 128; c++) {
         const uint8_t pair[2] = {(uint8_t)c, '1'};
