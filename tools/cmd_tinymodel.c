@@ -4,9 +4,9 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include "common/base/clock.h"
 #include "common/conf/conf.h"
+#include "tools/progress.h"
 #include "tools/tinymodel/tinymodel.h"
 
 struct options {
@@ -48,8 +48,8 @@ static const struct dmk_conf_option table[] = {
     {"seed", DMK_CONF_U64, "1", 0, 0, NULL, "seed of all weights", AT(seed)},
     {"shards", DMK_CONF_U32, "0", 0, 1000, NULL,
      "number of data files; 0 = by size, at least 2; 1 = one file without an index", AT(shards)},
-    {"threads", DMK_CONF_U32, "0", 0, 64, NULL, "threads that fill and write; 0 = one a core",
-     AT(threads)},
+    {"threads", DMK_CONF_U32, "0", 0, 64, NULL,
+     "threads that fill and write, with 4 MiB each whatever the size; 0 = one a core", AT(threads)},
     {"vocab", DMK_CONF_STR, "", 0, 0, NULL,
      "o200k_base.tiktoken, to write a tokenizer.json from; empty = none is written", AT(vocab)},
     {"force", DMK_CONF_BOOL, "false", 0, 0, NULL, "replace a checkpoint that is there", AT(force)},
@@ -96,9 +96,7 @@ static int choose_shape(const struct options *o, struct dmk_shape *ret_shape,
 
 static void show_progress(void *ud, uint64_t done, uint64_t total)
 {
-    (void)ud;
-    (void)fprintf(stderr, "\r%5.1f%%  %.2f of %.2f GB ", 100.0 * (double)done / (double)total,
-                  (double)done / 1e9, (double)total / 1e9);
+    dmk_progress_show(ud, done, total);
 }
 
 static int write_model(const struct options *o, struct dmk_error *reterr)
@@ -112,7 +110,7 @@ static int write_model(const struct options *o, struct dmk_error *reterr)
         .force = o->force,
         .vocab = o->vocab[0] ? o->vocab : NULL,
     };
-    const bool tty = isatty(STDERR_FILENO);
+    struct dmk_progress progress;
     const uint64_t start = dmk_clock_ns();
     uint64_t bytes = 0;
     double seconds;
@@ -121,14 +119,14 @@ static int write_model(const struct options *o, struct dmk_error *reterr)
     for (size_t n = strlen(o->out); n > 1 && o->out[n - 1] == '/'; n--) {
         o->out[n - 1] = '\0';
     }
-    conf.on_progress = tty ? show_progress : NULL;
+    dmk_progress_begin(&progress, "writing", false);
+    conf.on_progress = show_progress;
+    conf.ud = &progress;
     r = choose_shape(o, &conf.shape, reterr);
     if (r == 0) {
         r = dmk_tinymodel_write(&conf, &bytes, reterr);
     }
-    if (tty && bytes) {
-        (void)fprintf(stderr, "\n");
-    }
+    dmk_progress_end(&progress);
     if (r < 0) {
         return r;
     }
