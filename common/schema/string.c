@@ -1,8 +1,10 @@
 /* Strings with bounds, a pattern or a format. */
+#include <math.h>
 #include "common/schema/regex.h"
 #include "common/schema/schema_impl.h"
 
 #define MAX_LENGTH 1000000u
+#define UNREACHED  0x1p25 /* no answer has as many characters or values */
 
 int dmk_schema__count(struct dmk_schemas *s, const struct dmk_job *job, const json_t *schema,
                       const char *key, uint32_t absent, uint32_t *ret)
@@ -14,8 +16,11 @@ int dmk_schema__count(struct dmk_schemas *s, const struct dmk_job *job, const js
     if (!v) {
         return 0;
     }
-    if (!json_is_number(v) || x < 0 || x != (double)(uint64_t)x) {
+    if (!json_is_number(v) || x < 0 || x != floor(x)) {
         return dmk_schema__bad(s, job, "\"%s\" must be a whole number that is not negative", key);
+    }
+    if (x >= UNREACHED && absent > 0) {
+        return 0; /* a largest number, as generators of schemas like to write it */
     }
     if (x > MAX_LENGTH) {
         return dmk_schema__bad(s, job, "\"%s\" must be at most %u", key, MAX_LENGTH);
