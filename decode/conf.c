@@ -76,6 +76,9 @@ int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *co
     if (r == 0) {
         r = dmk_worker_options_check(&conf->worker, false, reterr);
     }
+    if (r == 0) {
+        r = dmk_worker_options_size_pools(&conf->worker, conf->max_sequences, reterr);
+    }
     return r == 0 ? dmk_decode_options_below(conf->local_prefill_below, ret_below, reterr) : r;
 }
 

@@ -37,9 +37,13 @@ static const struct dmk_conf_program program = {
 int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *conf,
                              struct dmk_error *reterr)
 {
-    const int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
+    int r = dmk_conf_load(&program, argc, argv, conf, NULL, reterr);
 
-    return r == 0 ? dmk_worker_options_check(&conf->worker, true, reterr) : r;
+    if (r == 0) {
+        r = dmk_worker_options_check(&conf->worker, true, reterr);
+    }
+    /* One prompt is computed at a time; a few more may hold their pages while it is. */
+    return r == 0 ? dmk_worker_options_size_pools(&conf->worker, 4, reterr) : r;
 }
 
 void dmk_prefill_options_free(struct dmk_prefill_options *conf)

@@ -1,6 +1,12 @@
 /* The table of options.h. */
 #include "common/worker/options.h"
-#include "common/shape/shape.h"
+#include "common/kv/layout.h"
+#include "common/model/checkpoint.h"
+#include "common/model/config.h"
+
+#define PAGE_BYTES ((uint64_t)2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t))
+#define MIN_PAGES  4
+#define MAX_PAGES  16777216
 
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
@@ -70,6 +76,10 @@ static const struct dmk_conf_option options[] = {
      AT(dp)},
     {"threads", DMK_CONF_U32, "0", 0, 1024, NULL,
      "Threads of the CPU backends over all ranks; 0: one a core.", AT(threads)},
+    {"kv-memory", DMK_CONF_U64, "0", 0, 0, NULL,
+     "Bytes for the pages of both pools on each rank, as 40Gi: full-pages and window-pages follow "
+     "from it and the model; 0: they are given.",
+     AT(kv_memory)},
     {"full-pages", DMK_CONF_U32, "4096", 4, 16777216, NULL,
      "Pages (64 tokens) of the pool for full-attention layers, in each group.", AT(full_pages)},
     {"window-pages", DMK_CONF_U32, "1024", 4, 16777216, NULL,
@@ -107,4 +117,59 @@ int dmk_worker_options_check(const struct dmk_worker_conf *c, bool prefill,
                              struct dmk_error *reterr)
 {
     return dmk_layout_check_ranks((struct dmk_layout){c->tp, c->dp}, prefill, reterr);
+}
+
+/* The shape of the model that will be opened. */
+static int find_shape(const struct dmk_worker_conf *c, struct dmk_shape *ret,
+                      struct dmk_error *reterr)
+{
+    struct dmk_config config;
+    struct dmk_checkpoint *checkpoint = NULL;
+    int r;
+
+    if (c->weights == DMK_WORKER_WEIGHTS_RANDOM) {
+        return dmk_shape_preset(c->model, ret, reterr);
+    }
+    r = dmk_config_load(c->model, NULL, &config, reterr);
+    if (r < 0 && dmk_checkpoint_open(c->model, &checkpoint, reterr) == 0) { /* in original/ */
+        r = dmk_config_load(dmk_checkpoint_dir(checkpoint), c->model, &config, reterr);
+        dmk_checkpoint_close(&checkpoint);
+    }
+    if (r == 0) {
+        *ret = config.shape;
+    }
+    return r;
+}
+
+int dmk_worker_options_size_pools(struct dmk_worker_conf *c, uint32_t n_sequences,
+                                  struct dmk_error *reterr)
+{
+    struct dmk_shape shape;
+    uint64_t heads_bytes, full, window, n_window, n_full;
+    int r;
+
+    if (c->kv_memory == 0) {
+        return 0;
+    }
+    r = find_shape(c, &shape, reterr);
+    if (r < 0) {
+        return r;
+    }
+    heads_bytes = (uint64_t)(shape.n_kv_heads > c->tp ? shape.n_kv_heads / c->tp : 1) * PAGE_BYTES;
+    full = dmk_shape_n_full_layers(&shape) * heads_bytes;
+    window = dmk_shape_n_window_layers(&shape) * heads_bytes;
+    n_window = c->kv_memory / (4 * full + window);
+    n_window = n_window > (uint64_t)DMK_WINDOW_RING * n_sequences
+                   ? n_window
+                   : (uint64_t)DMK_WINDOW_RING * n_sequences;
+    if (n_window * window + MIN_PAGES * full > c->kv_memory) {
+        return dmk_error_set(
+            reterr, -DMK_EINVAL,
+            "kv-memory is %llu bytes: %u sequences need %llu of them for their windows alone",
+            (unsigned long long)c->kv_memory, n_sequences, (unsigned long long)(n_window * window));
+    }
+    n_full = (c->kv_memory - n_window * window) / full;
+    c->window_pages = n_window < MAX_PAGES ? (uint32_t)n_window : MAX_PAGES;
+    c->full_pages = n_full < MAX_PAGES ? (uint32_t)n_full : MAX_PAGES;
+    return 0;
 }

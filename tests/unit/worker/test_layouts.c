@@ -134,9 +134,47 @@ static void test_models(void **state)
     }
 }
 
+/* 40 GiB of the 120b: 18 layers of each kind, 8 heads over tp ranks, 16 KiB a page. */
+static void test_kv_memory(void **state)
+{
+    const uint64_t page = UINT64_C(18) * 8 * 16384;
+    char model[] = "gpt-oss-120b", missing[] = "/none";
+    struct dmk_worker_conf c = {.model = model,
+                                .weights = DMK_WORKER_WEIGHTS_RANDOM,
+                                .tp = 1,
+                                .dp = 1,
+                                .kv_memory = UINT64_C(40) << 30,
+                                .full_pages = 7,
+                                .window_pages = 7};
+    struct dmk_error error;
+
+    (void)state;
+    assert_int_equal(dmk_worker_options_size_pools(&c, 64, &error), 0);
+    assert_int_equal(c.window_pages, (UINT64_C(40) << 30) / (5 * page));
+    assert_int_equal(c.full_pages, (UINT64_C(40) << 30) / page - c.window_pages);
+    c.tp = 4; /* a quarter of the heads on a rank */
+    assert_int_equal(dmk_worker_options_size_pools(&c, 64, &error), 0);
+    assert_int_equal(c.window_pages, (UINT64_C(40) << 30) / (5 * page / 4));
+    c.tp = 1;
+    assert_int_equal(dmk_worker_options_size_pools(&c, 2000, &error), 0);
+    assert_int_equal(c.window_pages, 6000); /* three for each of many sequences */
+    assert_int_equal(c.full_pages, (UINT64_C(40) << 30) / page - 6000);
+    assert_true(dmk_worker_options_size_pools(&c, 7000, &error) < 0);
+    assert_non_null(strstr(error.text, "kv-memory is 42949672960 bytes"));
+    c.weights = DMK_WORKER_WEIGHTS_CHECKPOINT;
+    c.model = missing;
+    assert_true(dmk_worker_options_size_pools(&c, 64, &error) < 0);
+    assert_non_null(strstr(error.text, "/none"));
+    c.kv_memory = 0;
+    c.full_pages = 7;
+    assert_int_equal(dmk_worker_options_size_pools(&c, 64, &error), 0);
+    assert_int_equal(c.full_pages, 7);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_layout),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kv_memory),
+                                       cmocka_unit_test(test_every_layout),
                                        cmocka_unit_test(test_models)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
