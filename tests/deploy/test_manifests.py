@@ -7,6 +7,7 @@ knows, GPUs equal tp x dp, grace periods outlast the drain limit, every pod has 
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,8 +17,9 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
-PATCHES = sorted((K8S / "secure").glob("*.yaml"))
-FILES = sorted(set(K8S.rglob("*.yaml")) - set(PATCHES))
+KUSTOMIZE = set(K8S.rglob("kustomization.yaml"))
+PATCHES = sorted(set((K8S / "secure").glob("*.yaml")) - KUSTOMIZE)
+FILES = sorted(set(K8S.rglob("*.yaml")) - set(PATCHES) - KUSTOMIZE)
 PROGRAM = {"router": "router/damask-router", "prefill": "prefill/damask-prefill",
            "decode": "decode/damask-decode"}
 
@@ -50,7 +52,7 @@ def test_valid(path):
 
 
 def test_a_broken_manifest_is_found(tmp_path):
-    text = (K8S / "router.yaml").read_text().replace("readinessProbe:", "readinesProbe:")
+    text = (K8S / "base" / "router.yaml").read_text().replace("readinessProbe:", "readinesProbe:")
     (tmp_path / "bad.yaml").write_text(text)
     tool = pathlib.Path(sys.executable).parent / "kubernetes-validate"
     assert subprocess.run([tool, "--strict", tmp_path / "bad.yaml"], capture_output=True).returncode != 0
@@ -83,6 +85,14 @@ def test_pod(role, deployment, config):
         assert startup["failureThreshold"] * startup["periodSeconds"] >= 600
     pre_stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert spec["terminationGracePeriodSeconds"] > seconds(config["drain-limit"]) + pre_stop
+    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not spec["automountServiceAccountToken"]
+    own = container["securityContext"]
+    assert own["readOnlyRootFilesystem"] and not own["allowPrivilegeEscalation"] and own["capabilities"] == {"drop": ["ALL"]}
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports["admin"] == config["admin-port"] and {container[f"{p}Probe"]["httpGet"]["port"] for p in (
+        "startup", "liveness", "readiness")} == {"admin"}
+    assert deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(config["admin-port"])
     gpus = container["resources"]["limits"].get("nvidia.com/gpu")
     if role == "router":
         assert gpus is None
@@ -91,8 +101,23 @@ def test_pod(role, deployment, config):
         assert deployment["spec"]["template"]["metadata"]["labels"]["llm-d.ai/role"] == role
 
 
+@pytest.mark.parametrize("topology", ["network", "same-node"])
+def test_kustomizations_name_what_is_there(topology):
+    """Each file of a folder is listed, and what is listed is there."""
+    for folder, key in ((topology, "resources"), ("base", "resources"), ("secure", "patches")):
+        listed = yaml.safe_load((K8S / folder / "kustomization.yaml").read_text())[key]
+        names = {x["path"] if isinstance(x, dict) else x for x in listed}
+        assert names - {"../base"} == {p.name for p in (K8S / folder).glob("*.yaml")} - {"kustomization.yaml"}
+    if shutil.which("kubectl"):
+        run = subprocess.run(["kubectl", "kustomize", K8S / topology], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        want = [d for f in ("base", topology) for p in (K8S / f).glob("*.yaml") if p not in KUSTOMIZE for d in documents(p)]
+        by_name = lambda d: (d["kind"], d["metadata"]["name"])  # noqa: E731
+        assert sorted(yaml.safe_load_all(run.stdout), key=by_name) == sorted(want, key=by_name)
+
+
 def test_same_node_pods_share_namespaces():
-    for path in sorted((K8S / "same-node").glob("*.yaml")):
+    for path in [K8S / "same-node" / "decode.yaml", K8S / "same-node" / "prefill.yaml"]:
         spec = next(d for d in documents(path) if d["kind"] == "Deployment")["spec"]["template"]["spec"]
         assert spec["hostIPC"] and spec["hostPID"]
     prefill = next(d for d in documents(K8S / "same-node" / "prefill.yaml") if d["kind"] == "Deployment")
@@ -119,7 +144,7 @@ def merged(base, patch):
 def test_secure_patches(topology, patch, tmp_path):
     """Valid on both topologies; every option is one of the program; every file lies in a mounted Secret."""
     kind, role = ("Service", "router") if patch.stem == "service" else ("Deployment", patch.stem)
-    source = K8S / "router.yaml" if role == "router" else K8S / topology / f"{role}.yaml"
+    source = K8S / "base" / "router.yaml" if role == "router" else K8S / topology / f"{role}.yaml"
     base = next(d for d in documents(source) if d["kind"] == kind)
     change, = documents(patch)
     whole = merged(base, change)
