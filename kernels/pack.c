@@ -251,6 +251,78 @@ size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t r
     return n_inexact;
 }
 
+/* Scales under which numbers of E4M3 are of E2M1: 2^-11 for the smallest, 2^7 for 448, which none is. */
+#define BACK_LOW  (-11)
+#define BACK_HIGH 7
+typedef int8_t back_table[BACK_HIGH - BACK_LOW + 1][256];
+
+/* By shift of the scale, the E2M1 code of an E4M3 code, or -1 where none is. */
+static void fill_back_table(back_table table)
+{
+    memset(table, -1, sizeof(back_table));
+    for (int shift = BACK_LOW; shift <= BACK_HIGH; shift++) {
+        for (uint32_t code = 0; code < 16; code++) {
+            float x = ldexpf(dmk_e2m1_to_f32(code), shift);
+            uint8_t e4m3 = dmk_f32_to_e4m3(x);
+            if (dmk_e4m3_to_f32(e4m3) == x) {
+                table[shift - BACK_LOW][e4m3] = (int8_t)code;
+            }
+        }
+    }
+}
+
+/* The smallest scale under which 6 is not below the number; of 0 and NaN any. */
+static int least_shift(uint8_t magnitude)
+{
+    int exponent;
+    float f = frexpf(dmk_e4m3_to_f32(magnitude), &exponent); /* in [0.5, 1): 6 is 0.75 * 2^3 */
+    if (magnitude == 0 || magnitude == 0x7f) {
+        return 0;
+    }
+    return f <= 0.75f ? exponent - 3 : exponent - 2;
+}
+
+/* 32 codes to 16 bytes. */
+static bool group_to_mxfp4(const uint8_t *codes, const int8_t *back, uint8_t *ret_block)
+{
+    int any = 0;
+    for (uint32_t i = 0; i < DMK_MXFP4_BLOCK_BYTES; i++) {
+        int low = back[codes[2 * i]], high = back[codes[2 * i + 1]];
+        any |= low | high; /* negative when one of them is */
+        ret_block[i] = (uint8_t)((low & 15) | (high & 15) << 4);
+    }
+    return any >= 0;
+}
+
+bool dmk_fp8_to_mxfp4(const uint8_t *codes, const float *scales, uint32_t rows, uint32_t cols,
+                      uint8_t *ret_blocks, uint8_t *ret_scales)
+{
+    back_table table;
+    fill_back_table(table);
+    for (size_t group = 0; group < (size_t)rows * cols / DMK_MXFP4_BLOCK; group++) {
+        const uint8_t *at = codes + group * DMK_MXFP4_BLOCK;
+        const float scale = scales[group * DMK_MXFP4_BLOCK % cols / DMK_FP8_BLOCK];
+        uint8_t most = 0;
+        int exponent;
+        for (uint32_t i = 0; i < DMK_MXFP4_BLOCK; i++) {
+            most = (at[i] & 0x7f) > most ? at[i] & 0x7f : most;
+        }
+        const int shift = least_shift(most);
+        /* A power of two is 0.5 * 2^exponent. */
+        if (frexpf(scale, &exponent) != 0.5f) {
+            return false;
+        }
+        const int byte = most == 0 ? 127 : shift + exponent - 1 + 127;
+        if (byte < 0 || byte > 254 ||
+            !group_to_mxfp4(at, table[shift - BACK_LOW],
+                            ret_blocks + group * DMK_MXFP4_BLOCK_BYTES)) {
+            return false;
+        }
+        ret_scales[group] = (uint8_t)byte;
+    }
+    return true;
+}
+
 size_t dmk_fp8_pack_bytes(uint32_t rows, uint32_t cols)
 {
     return (size_t)div_up(rows, FP8_TILE) * div_up(cols, FP8_TILE) * FP8_TILE * FP8_TILE;

@@ -50,6 +50,12 @@ float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols
 size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
                         uint8_t *ret_codes, float *ret_scales);
 
+/* The way back: codes [rows][cols] and the scales [ceil(cols/128)] of these rows, 128 at most, to blocks and scales
+ * that stand for the same numbers. Scales come out as small as they can be, so not always as they were. False when
+ * a group of 32 is not of MXFP4; cols is a multiple of 32. */
+bool dmk_fp8_to_mxfp4(const uint8_t *codes, const float *scales, uint32_t rows, uint32_t cols,
+                      uint8_t *ret_blocks, uint8_t *ret_scales);
+
 /* A code as a number; 0x7f and 0xff are NaN. */
 float dmk_e4m3_to_f32(uint8_t code);
 

@@ -1,7 +1,10 @@
-/* Weights of a rank (weights_rank.c) on their way to its device: where they lie there, and the packing of experts. Everything is queued on the rank's stream; the loading of a rank ends with a wait. */
+/* Weights of a rank (weights_rank.c) on their way to its device (stage.c): where they lie there, and the packing of
+ * experts. Everything is queued on the rank's stream; the loading of a rank ends with a wait. */
 #include "common/model/device.h"
 
+#include "common/model/stage.h"
 #include "kernels/dtype.h"
+#include "kernels/pack.h"
 
 #define ALIGN 256u
 
@@ -24,6 +27,9 @@ struct loader {
     struct dmk_rank *rank;
     struct dmk_device_load *load;
     uint8_t *staged_blocks, *staged_scales;
+    struct dmk_stage *stage; /* NULL: weights are random */
+    int status;              /* of FP8 files that can not be read */
+    struct dmk_error *reterr;
     uint64_t
         seed; /* of random weights; the same sequence on all ranks, since some tensors must be equal */
 };
@@ -47,8 +53,7 @@ static void send_rows(struct loader *l, const void *dst, const void *src, size_t
         ops->fill(l->rank->backend, l->rank->stream, to, row_bytes * n_rows, kind, scale,
                   l->seed++);
     } else {
-        ops->copy_rows(l->rank->backend, l->rank->stream, to, row_bytes, src, src_stride, row_bytes,
-                       n_rows);
+        dmk_stage_rows(l->stage, to, src, src_stride, row_bytes, n_rows);
     }
     count(l, row_bytes * n_rows);
 }
@@ -61,18 +66,18 @@ static void send(struct loader *l, const void *dst, const void *src, size_t byte
     if (!src) {
         ops->fill(l->rank->backend, l->rank->stream, to, bytes, kind, scale, l->seed++);
     } else {
-        ops->copy(l->rank->backend, l->rank->stream, to, src, bytes);
+        dmk_stage_rows(l->stage, to, src, bytes, bytes, 1);
     }
     count(l, bytes);
 }
 
-/* The matrix as the checkpoint has it, without memory. */
+/* The matrix as the checkpoint has it, without memory. FP8 of converted files comes as the MXFP4 it was made of. */
 static struct dmk_expert_weights describe_experts(const struct dmk_engine *engine, bool gate_up)
 {
     const struct dmk_shape *s = &engine->shape;
     return (struct dmk_expert_weights){
-        .format = engine->weights->expert_format == DMK_EXPERTS_MXFP4 ? DMK_WEIGHT_MXFP4
-                                                                      : DMK_WEIGHT_BF16,
+        .format =
+            engine->weights->expert_format == DMK_EXPERTS_BF16 ? DMK_WEIGHT_BF16 : DMK_WEIGHT_MXFP4,
         .rows = gate_up ? 2 * s->intermediate : s->hidden,
         .cols = gate_up ? s->hidden : s->intermediate,
     };
@@ -98,7 +103,9 @@ static bool packs(const struct dmk_rank *rank, bool gate_up, struct dmk_moe_pack
     if (!kernels->moe_packed || w.format != DMK_WEIGHT_MXFP4) {
         return false;
     }
-    w.format = engine->conf.fp8_experts ? DMK_WEIGHT_FP8 : w.format;
+    if (engine->conf.fp8_experts || engine->weights->expert_format == DMK_EXPERTS_FP8) {
+        w.format = DMK_WEIGHT_FP8;
+    }
     struct dmk_moe_packed packed = kernels->moe_packed(&w, rank->shard.n_experts, gate_up);
     if (packed.blocks == 0) {
         return false;
@@ -120,6 +127,28 @@ static struct dmk_expert_weights place_experts(struct arena *arena, const struct
     return w;
 }
 
+/* Blocks and scales that were FP8 in the files. */
+static void send_fp8(struct loader *l, uint8_t *blocks, uint8_t *scales,
+                     const struct dmk_expert_matrix *m, const struct dmk_expert_weights *w)
+{
+    const uint32_t n_experts = l->rank->shard.n_experts;
+    uint32_t bad = 0;
+    if (l->status != 0) {
+        return;
+    }
+    l->status =
+        dmk_stage_fp8(l->stage, blocks, scales, m->blocks, (const float *)(const void *)m->scales,
+                      n_experts, w->rows, w->cols, &bad);
+    if (l->status != 0) {
+        dmk_error_set(
+            l->reterr, l->status,
+            "an FP8 matrix of expert %u holds numbers that MXFP4 has not, which the device needs: "
+            "convert the checkpoint again",
+            l->rank->shard.expert_first + bad);
+    }
+    count(l, (size_t)n_experts * w->rows * (w->cols / 2 + w->cols / DMK_MXFP4_BLOCK));
+}
+
 static void load_experts(struct loader *l, const struct dmk_expert_weights *w,
                          const struct dmk_expert_matrix *m, bool gate_up)
 {
@@ -128,8 +157,12 @@ static void load_experts(struct loader *l, const struct dmk_expert_weights *w,
     const uint8_t *blocks = w->packed ? l->staged_blocks : w->blocks;
     const uint8_t *scales = w->packed ? l->staged_scales : w->scales;
     const enum dmk_fill kind = plain.scales ? DMK_FILL_CODES : DMK_FILL_BF16;
-    send(l, blocks, m ? m->blocks : NULL, plain.blocks, kind, 0.02f);
-    if (plain.scales) {
+    if (m && l->engine->weights->expert_format == DMK_EXPERTS_FP8) {
+        send_fp8(l, (uint8_t *)(uintptr_t)blocks, (uint8_t *)(uintptr_t)scales, m, w);
+    } else {
+        send(l, blocks, m ? m->blocks : NULL, plain.blocks, kind, 0.02f);
+    }
+    if (plain.scales && l->engine->weights->expert_format != DMK_EXPERTS_FP8) {
         send(l, scales, m ? m->scales : NULL, plain.scales, DMK_FILL_SCALES, 0);
     }
     send(l, w->bias, m ? m->bias : NULL, (size_t)shard->n_experts * w->rows * sizeof(uint16_t),
@@ -255,6 +288,18 @@ static int load_all(struct loader *l, struct dmk_error *reterr)
         load_layer(l, &dev->layers[i],
                    l->rank->weights.layers ? &l->rank->weights.layers[i] : NULL);
     }
+    return l->status;
+}
+
+/* Whether the packed product has a multiplier for every scale. */
+static int check_scales(const struct dmk_rank *rank, struct dmk_error *reterr)
+{
+    const struct dmk_scale_top *top = &rank->engine->weights->top_scale;
+    struct dmk_moe_packed packed;
+    if (top->tensor && top->scale > DMK_MXPACK_MAX_SCALE && packs(rank, true, &packed) &&
+        packed.format == DMK_WEIGHT_MXFP4) {
+        return dmk_scale_refused(top->path, top->tensor, top->expert, top->row, top->scale, reterr);
+    }
     return 0;
 }
 
@@ -276,11 +321,20 @@ int dmk_device_load(struct dmk_rank *rank, struct dmk_device_load *load, struct 
 {
     const struct dmk_backend_ops *ops = rank->backend->ops;
     const struct dmk_moe_packed plain = plain_bytes(rank->engine, true, rank->shard.n_experts);
-    struct loader l = {
-        .engine = rank->engine, .rank = rank, .load = load, .seed = rank->engine->conf.random_seed};
+    struct loader l = {.engine = rank->engine,
+                       .rank = rank,
+                       .load = load,
+                       .seed = rank->engine->conf.random_seed,
+                       .reterr = reterr};
     struct dmk_moe_packed packed;
     void *blocks = NULL, *scales = NULL;
-    int status = 0;
+    int status = check_scales(rank, reterr);
+    if (status == 0 && rank->weights.layers) {
+        status = dmk_stage_new(rank, &l.stage, reterr);
+    }
+    if (status != 0) {
+        return status;
+    }
     if (packs(rank, true, &packed) || packs(rank, false, &packed)) {
         status = ops->alloc(rank->backend, DMK_MEM_DEVICE, plain.blocks, &blocks);
         if (status == 0) {
@@ -300,6 +354,10 @@ int dmk_device_load(struct dmk_rank *rank, struct dmk_device_load *load, struct 
                           rank->index, ops->describe(rank->backend, rank->stream));
         }
     }
+    if (status != 0) {
+        (void)ops->sync(rank->backend, rank->stream); /* nothing may read what is freed now */
+    }
+    dmk_stage_free(&l.stage);
     if (blocks) {
         ops->free(rank->backend, DMK_MEM_DEVICE, blocks, plain.blocks);
     }

@@ -310,29 +310,54 @@ static int open_random(const struct dmk_engine_conf *conf, struct dmk_engine **r
     return 0;
 }
 
+/* A device's weights are counted twice, once when they are read and once when they are sent. */
+struct progress {
+    const struct dmk_engine_conf *conf;
+    bool sending, async;
+    uint64_t read; /* bytes, when they are sent */
+};
+
+static void on_progress(void *ud, uint64_t done, uint64_t total)
+{
+    struct progress *p = ud;
+    const uint64_t rest = p->async && !p->sending ? total : 0;
+    p->read = p->sending ? p->read : done;
+    if (p->conf->on_progress) {
+        p->conf->on_progress(p->conf->ud, p->sending ? p->read + done : done,
+                             p->sending ? p->read + total : total + rest);
+    }
+}
+
 int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
                     struct dmk_error *reterr)
 {
     if (conf->random_preset) {
         return open_random(conf, ret, reterr);
     }
+    struct progress progress = {.conf = conf, .async = strcmp(conf->backend, "cuda") == 0};
+    struct dmk_engine_conf watched = *conf;
     const struct dmk_weights_conf weights_conf = {.dir = conf->model_dir,
                                                   .prefault = true,
                                                   .no_verify = conf->no_verify,
                                                   .no_head = conf->prefill,
                                                   .layout = &conf->layout,
-                                                  .on_progress = conf->on_progress,
-                                                  .ud = conf->ud};
+                                                  .on_progress = on_progress,
+                                                  .ud = &progress};
     struct dmk_weights *weights;
     int status = dmk_weights_open(&weights_conf, &weights, reterr);
     if (status != 0) {
         return status;
     }
-    status = dmk_engine_open_weights(conf, weights, ret, reterr);
+    progress.sending = true;
+    watched.on_progress = on_progress;
+    watched.ud = &progress;
+    status = dmk_engine_open_weights(&watched, weights, ret, reterr);
     if (status != 0) {
         dmk_weights_close(&weights);
         return status;
     }
+    (*ret)->conf.on_progress = conf->on_progress;
+    (*ret)->conf.ud = conf->ud;
     (*ret)->owns_weights = true;
     return 0;
 }

@@ -205,6 +205,41 @@ static void packed_fp8_is_a_permutation(void **state)
     free(codes);
 }
 
+/* Exact or rounded, with groups of zeros and ends of matrices: the numbers are those of FP8. */
+static void fp8_goes_back(void **state)
+{
+    (void)state;
+    const uint32_t shapes[][2] = {{128, 128}, {64, 32}, {96, 160}, {1, 2880}};
+    for (uint32_t i = 0; i < 12; i++) {
+        const uint32_t octaves = i < 4 ? 15 : i < 8 ? 1 : 20;
+        struct matrix m = make_matrix(shapes[i % 4][0], shapes[i % 4][1], 100, octaves);
+        const size_t n = (size_t)m.rows * m.cols;
+        uint8_t *codes = malloc(n), *blocks = malloc(n / 2), *scales = malloc(n / 32);
+        float shared[23];
+        memset(m.blocks, 0x80, 16); /* zeros of both signs */
+        dmk_mxfp4_to_fp8(m.blocks, m.scales, m.rows, m.cols, codes, shared);
+        assert_true(dmk_fp8_to_mxfp4(codes, shared, m.rows, m.cols, blocks, scales));
+        struct matrix back = {m.rows, m.cols, blocks, scales};
+        for (uint32_t r = 0; r < m.rows; r++) {
+            for (uint32_t c = 0; c < m.cols; c++) {
+                const float want = dmk_e4m3_to_f32(codes[(size_t)r * m.cols + c]) * shared[c / 128];
+                assert_int_equal(dmk_f32_bits(want), dmk_f32_bits(value_of(&back, r, c)));
+            }
+        }
+        codes[n - 1] = 0x4a; /* 2.5 beside whatever is there: no number of MXFP4 */
+        assert_false(dmk_fp8_to_mxfp4(codes, shared, m.rows, m.cols, blocks, scales));
+        codes[n - 1] = 0x7f;
+        assert_false(dmk_fp8_to_mxfp4(codes, shared, m.rows, m.cols, blocks, scales));
+        codes[n - 1] = 0;
+        shared[0] *= 1.5f;
+        assert_false(dmk_fp8_to_mxfp4(codes, shared, m.rows, m.cols, blocks, scales));
+        free(codes);
+        free(blocks);
+        free(scales);
+        free_matrix(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -214,6 +249,7 @@ int main(void)
         cmocka_unit_test(fp8_is_exact_up_to_14_octaves),
         cmocka_unit_test(zero_groups_do_not_count),
         cmocka_unit_test(packed_fp8_is_a_permutation),
+        cmocka_unit_test(fp8_goes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

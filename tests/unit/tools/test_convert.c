@@ -5,8 +5,10 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "common/base/hash.h"
+#include "common/model/engine.h"
 #include "kernels/dtype.h"
 #include "tests/unit/model/maker.h"
 #include "tools/convert/convert.h"
@@ -43,6 +45,8 @@ static void convert(const char *src, const char *dst, struct dmk_layout layout,
     if (dmk_convert(&conf, ret_report, &err) < 0) {
         fail_msg("%s", err.text);
     }
+    free(ret_report->inexact);
+    ret_report->inexact = NULL;
 }
 
 static struct dmk_rank_weights rank_of(const struct dmk_weights *w, struct dmk_layout layout,
@@ -219,12 +223,76 @@ static void test_fp8_expanded(void **state)
     mk_remove(src);
 }
 
+/* Logits of three tokens. */
+static void run_engine(const char *dir, const char *backend, struct dmk_layout layout,
+                       float *ret_logits)
+{
+    static const uint32_t ids[] = {3, 7, 15}, pages[] = {1};
+    const struct dmk_engine_conf conf = {.model_dir = dir,
+                                         .backend = backend,
+                                         .layout = layout,
+                                         .n_threads = 1,
+                                         .n_full_pages = 4,
+                                         .n_window_pages = 4,
+                                         .max_step_tokens = 16,
+                                         .max_step_seqs = 2,
+                                         .max_logit_rows = 16};
+    const struct dmk_step_seq seq = {.ids = ids,
+                                     .n_tokens = 3,
+                                     .full_pages = pages,
+                                     .ring = {0, 1, 2},
+                                     .n_ring = 3,
+                                     .logits = DMK_LOGITS_ALL};
+    const struct dmk_step step = {.seqs = &seq, .n_seqs = 1, .logits = ret_logits};
+    struct dmk_engine *engine = NULL;
+    struct dmk_error err = {0};
+
+    if (dmk_engine_open(&conf, &engine, &err) < 0) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(dmk_engine_step(engine, &step), 0);
+    dmk_engine_close(&engine);
+}
+
+/* A device (one that is none) gets what the host has, of files of either format, through its pinned memory. */
+static void test_device_loads(void **state)
+{
+    static const struct dmk_layout layouts[] = {{1, 1}, {2, 2}};
+    float want[3 * MK_V], got[3 * MK_V];
+    char src[64], dst[80];
+
+    (void)state;
+    mk_folder(src);
+    (void)snprintf(dst, sizeof(dst), "%s-cut", src);
+    write_source(src, MK_HF, 3, false);
+    run_engine(src, "ref", layouts[0], want);
+    for (size_t i = 0; i < 2; i++) {
+        static const enum dmk_expert_format formats[] = {DMK_EXPERTS_MXFP4, DMK_EXPERTS_FP8};
+
+        run_engine(src, "cuda", layouts[i], got);
+        assert_memory_equal(got, want, sizeof(want));
+        for (size_t f = 0; f < 2; f++) {
+            struct dmk_convert_report report = {0};
+
+            convert(src, dst, layouts[i], formats[f], &report);
+            memset(got, 0, sizeof(got));
+            run_engine(dst, "cuda", layouts[i], got);
+            assert_memory_equal(got, want, sizeof(want));
+            run_engine(dst, "ref", layouts[i], got);
+            assert_memory_equal(got, want, sizeof(want));
+            mk_remove(dst);
+        }
+    }
+    mk_remove(src);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_layout),
         cmocka_unit_test(test_original),
         cmocka_unit_test(test_fp8_expanded),
+        cmocka_unit_test(test_device_loads),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
