@@ -35,20 +35,41 @@ def make(build, src, dst, *argv):
     return r.stdout
 
 
-@pytest.fixture(scope="module")
-def folder(build, model, tmp_path_factory):
-    """Converted folders of the random checkpoint by name, made when asked for."""
-    root, made = tmp_path_factory.mktemp("convert"), {}
+def folders(build, src, root):
+    """Converted folders of a checkpoint, made when asked for."""
+    made = {}
 
     def get(tp, dp=1, experts="mxfp4"):
         name = f"tp{tp}-dp{dp}-{experts}"
         if name not in made:
-            make(build, model, root / name, "--tp", tp, "--dp", dp, "--experts", experts)
+            make(build, src, root / name, "--tp", tp, "--dp", dp, "--experts", experts)
             made[name] = root / name
         return made[name]
 
-    yield get
+    return get
+
+
+@pytest.fixture(scope="module")
+def spoken(build, trained, tmp_path_factory):
+    """Of the trained checkpoint."""
+    root = tmp_path_factory.mktemp("spoken")
+    yield folders(build, trained, root)
     shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def small(build, tmp_path_factory):
+    """A checkpoint of few tokens, for tests that look at files."""
+    root = tmp_path_factory.mktemp("small")
+    subprocess.run([build / "tools" / "damask", "tinymodel", "--out", root / "src", "--vocab-size", "8000"], check=True,
+                   stdout=subprocess.DEVNULL)
+    yield root / "src"
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def folder(build, small):
+    return folders(build, small, small.parent)
 
 
 def tensors(path):
@@ -73,9 +94,9 @@ def bits(path):
 # ---- what is in a folder ----
 
 
-def test_files_are_aligned_listed_and_cover_the_checkpoint(folder, model):
+def test_files_are_aligned_listed_and_cover_the_checkpoint(folder, small):
     whole = {}
-    for f in pathlib.Path(model).glob("*.safetensors"):
+    for f in small.glob("*.safetensors"):
         whole.update(tensors(f))
     path = folder(4, 2)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -105,7 +126,7 @@ def test_files_are_aligned_listed_and_cover_the_checkpoint(folder, model):
             assert begin == at, f"{name}: {sorted(ranges)}"
             at = end
     for f in manifest["copied"]:
-        assert (path / f["name"]).read_bytes() == (pathlib.Path(model) / f["name"]).read_bytes()
+        assert (path / f["name"]).read_bytes() == (small / f["name"]).read_bytes()
 
 
 E2M1 = numpy.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], numpy.float32)
@@ -160,7 +181,7 @@ def copy_with(model, dst, tensor, edit):
     raise AssertionError(tensor)
 
 
-def test_blocks_that_fp8_can_not_hold_are_counted(build, model, tmp_path):
+def test_blocks_that_fp8_can_not_hold_are_counted(build, small, tmp_path):
     """One scale far below its block's others: 15 octaves are reported, with place and error; the rest is exact."""
     name, expert, row = "model.layers.1.mlp.experts.down_proj_scales", 5, 200
 
@@ -171,7 +192,7 @@ def test_blocks_that_fp8_can_not_hold_are_counted(build, model, tmp_path):
                 data[(expert * shape[1] + r) * per_row + g] = 120
         data[(expert * shape[1] + row) * per_row] = 105  # 15 octaves below
 
-    src = copy_with(model, tmp_path / "src", name, edit)
+    src = copy_with(small, tmp_path / "src", name, edit)
     out = make(build, src, tmp_path / "dst", "--tp", 2, "--experts", "fp8")
     exactness = json.loads((tmp_path / "dst" / "manifest.json").read_text())["exactness"]
     assert exactness["inexact_blocks"] == 1
@@ -193,8 +214,8 @@ def test_blocks_that_fp8_can_not_hold_are_counted(build, model, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wanted(build, model):
-    c = Cluster(build, model, prefill=0, decode=1, name="convert-alone", decode_args=["--local-prefill-below", "max"])
+def wanted(build, trained):
+    c = Cluster(build, trained, prefill=0, decode=1, name="convert-alone", decode_args=["--local-prefill-below", "max"])
     with c:
         return {(n, kind): answer(c, ids(n, n), **KINDS[kind])[0] for n in LENGTHS for kind in KINDS}
 
@@ -208,19 +229,19 @@ def check_answers(c, wanted):
 
 # prefill tp, decode tp, decode dp; None: the checkpoint itself
 @pytest.mark.parametrize("prefill, decode", [((1, 1), (1, 1)), ((4, 1), (2, 1)), ((2, 1), (2, 2)), (None, (4, 1))])
-def test_workers_answer_the_same(build, model, folder, wanted, prefill, decode):
+def test_workers_answer_the_same(build, trained, spoken, wanted, prefill, decode):
     """Answers and log-probabilities of converted folders, of unequal layouts, and beside the checkpoint itself."""
     p, d = prefill or (1, 1), decode
-    c = Cluster(build, model, prefill_tp=p[0], decode_tp=d[0], decode_dp=d[1], threads=1, name="convert",
-                decode_args=["--local-prefill-below", "60", "--model", folder(*d)],
-                prefill_args=["--model", folder(*p)] if prefill else [])
+    c = Cluster(build, trained, prefill_tp=p[0], decode_tp=d[0], decode_dp=d[1], threads=1, name="convert",
+                decode_args=["--local-prefill-below", "60", "--model", spoken(*d)],
+                prefill_args=["--model", spoken(*p)] if prefill else [])
     with c:
         check_answers(c, wanted)
 
 
-def test_fp8_answers_the_same_where_it_is_exact(build, model, folder, wanted):
+def test_fp8_answers_the_same_where_it_is_exact(build, spoken, wanted):
     """A host multiplies by the same numbers in the same order."""
-    c = Cluster(build, folder(2, experts="fp8"), prefill=0, decode_tp=2, threads=1, name="convert-fp8",
+    c = Cluster(build, spoken(2, experts="fp8"), prefill=0, decode_tp=2, threads=1, name="convert-fp8",
                 decode_args=["--local-prefill-below", "max"])
     with c:
         check_answers(c, wanted)
@@ -233,9 +254,9 @@ def refused(build, path, *argv, role="decode"):
     return r.stderr
 
 
-def test_another_layout_is_refused_with_the_command(build, model, folder):
+def test_another_layout_is_refused_with_the_command(build, small, folder):
     said = refused(build, folder(2), "--tp", 4)
-    assert (f"was converted for tp 2, dp 1 but the worker has tp 4, dp 1: run `damask convert {model} NEW --tp 4 --dp 1 "
+    assert (f"was converted for tp 2, dp 1 but the worker has tp 4, dp 1: run `damask convert {small} NEW --tp 4 --dp 1 "
             "--experts mxfp4` and use NEW") in said
     assert "was converted for tp 2, dp 2 but" in refused(build, folder(2, 2), "--tp", 2, role="prefill")
 
@@ -273,9 +294,9 @@ def test_damage_is_refused_by_name(build, folder, tmp_path):
 # ---- stopping and going on ----
 
 
-def test_killed_at_any_time_it_goes_on_to_the_same_bytes(build, model, folder, tmp_path):
+def test_killed_at_any_time_it_goes_on_to_the_same_bytes(build, small, folder, tmp_path):
     want, dst, rng = bits(folder(4, 2)), tmp_path / "dst", random.Random(7)
-    argv = [build / "tools" / "damask", "convert", model, dst, "--tp", "4", "--dp", "2", "--jobs", "2", "--quiet"]
+    argv = [build / "tools" / "damask", "convert", small, dst, "--tp", "4", "--dp", "2", "--jobs", "2", "--quiet"]
     start = time.monotonic()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
     whole_s = time.monotonic() - start
@@ -299,34 +320,34 @@ def test_killed_at_any_time_it_goes_on_to_the_same_bytes(build, model, folder, t
     assert killed >= 3 and kept > 0, f"{killed} runs were killed, {kept} files were kept"
 
 
-def test_files_that_were_damaged_meanwhile_are_made_again(build, model, folder, tmp_path):
+def test_files_that_were_damaged_meanwhile_are_made_again(build, small, folder, tmp_path):
     want, dst = bits(folder(2)), tmp_path / "dst"
-    argv = [build / "tools" / "damask", "convert", model, dst, "--tp", "2", "--jobs", "1"]
+    argv = [build / "tools" / "damask", "convert", small, dst, "--tp", "2", "--jobs", "1"]
     journal = dst / "convert.journal"
     p = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while p.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 2):
         pass
     p.kill()
     assert p.wait() == -signal.SIGKILL, "it was too fast to be killed"
-    r = convert(build, model, dst, "--tp", 2, "--experts", "fp8")
+    r = convert(build, small, dst, "--tp", 2, "--experts", "fp8")
     assert r.returncode == 1 and "holds an unfinished conversion with other options" in r.stderr
     done = [json.loads(line)["file"] for line in journal.read_text().splitlines()[1:]]
     first = dst / done[0]
     first.write_bytes(first.read_bytes()[:-1] + b"\1")
     with open(journal, "a") as f:
         f.write('{"file":"half a li')  # as a crash leaves it
-    assert f"of which {len(done) - 1} were there" in make(build, model, dst, "--tp", 2)
+    assert f"of which {len(done) - 1} were there" in make(build, small, dst, "--tp", 2)
     assert bits(dst) == want
 
 
-def test_a_limit_on_files_is_told(build, model, tmp_path):
+def test_a_limit_on_files_is_told(build, small, tmp_path):
     size, dst = 1 << 20, tmp_path / "dst"
-    r = convert(build, model, dst, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+    r = convert(build, small, dst, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
     assert r.returncode == 1 and ".part: can not be written: File too large" in r.stderr
     assert not (dst / "manifest.json").exists() and not list(dst.glob("*.part"))
 
 
-def test_full_disk_leaves_no_manifest_and_goes_on(build, model, folder, tmp_path):
+def test_full_disk_leaves_no_manifest_and_goes_on(build, small, folder, tmp_path):
     want, dst = bits(folder(2)), tmp_path / "small"
     dst.mkdir()
     size = json.loads((folder(2) / "manifest.json").read_text())["files"]
@@ -334,14 +355,14 @@ def test_full_disk_leaves_no_manifest_and_goes_on(build, model, folder, tmp_path
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={need // 2}", "none", dst]).returncode != 0:
         pytest.skip("this needs the right to mount a small tmpfs")
     try:
-        r = convert(build, model, dst, "--tp", 2)
+        r = convert(build, small, dst, "--tp", 2)
         assert r.returncode == 1 and "GB are needed but" in r.stderr
         assert not (dst / "manifest.json").exists()
         # As if others took the room while it ran.
         subprocess.run(["mount", "-o", f"remount,size={need + (8 << 20)}", dst], check=True)
         with open(dst / "hog", "wb") as hog:
             os.posix_fallocate(hog.fileno(), 0, 1)
-            p = subprocess.Popen([build / "tools" / "damask", "convert", model, dst, "--tp", "2", "--jobs", "1"],
+            p = subprocess.Popen([build / "tools" / "damask", "convert", small, dst, "--tp", "2", "--jobs", "1"],
                                  stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
             deadline = time.monotonic() + 30
             while not list(dst.glob("*.part")) and time.monotonic() < deadline and p.poll() is None:
@@ -357,7 +378,7 @@ def test_full_disk_leaves_no_manifest_and_goes_on(build, model, folder, tmp_path
         assert p.returncode == 1 and "no room is left on the disk" in said, said
         assert not (dst / "manifest.json").exists() and not list(dst.glob("*.part"))
         (dst / "hog").unlink()
-        make(build, model, dst, "--tp", 2)
+        make(build, small, dst, "--tp", 2)
         assert bits(dst) == want
     finally:
         subprocess.run(["umount", dst], check=True)
@@ -368,13 +389,13 @@ def test_full_disk_leaves_no_manifest_and_goes_on(build, model, folder, tmp_path
 
 @pytest.mark.parametrize("value, why", [(255, "stands for no number (254 at most)"),
                                         (200, "is above what the device's MXFP4 product can hold (128 at most)")])
-def test_scales_that_nobody_can_multiply_by(build, model, tmp_path, value, why):
+def test_scales_that_nobody_can_multiply_by(build, small, tmp_path, value, why):
     name, place = "model.layers.2.mlp.experts.gate_up_proj_scales", "expert 9, row 33"
 
     def edit(data, shape):
         data[(9 * shape[1] + 33) * shape[2] + 1] = value
 
-    src = copy_with(model, tmp_path / "src", name, edit)
+    src = copy_with(small, tmp_path / "src", name, edit)
     sentence = f'tensor "{name}": {place} has the scale {value}, which {why}'
     for experts in ("mxfp4", "fp8"):
         r = convert(build, src, tmp_path / experts, "--tp", 2, "--experts", experts)
@@ -400,20 +421,20 @@ def test_bf16_experts_are_refused(build, tmp_path):
     (["--tp", 4, "--ep", 6], "ep is 6 but must be tp x dp, with tp 4"),
     (["--tp", 2, "--dp", 2, "--ep", 8], "ep is 8 but must be tp x dp, with tp 2 and the dp given"),
 ])
-def test_layouts_are_refused_as_by_workers(build, model, tmp_path, argv, sentence):
-    r = convert(build, model, tmp_path / "dst", *argv)
+def test_layouts_are_refused_as_by_workers(build, small, tmp_path, argv, sentence):
+    r = convert(build, small, tmp_path / "dst", *argv)
     assert (r.returncode, r.stderr) == (1, f"damask convert: {sentence}\n")
     assert not (tmp_path / "dst").exists()
 
 
-def test_a_folder_of_others_is_left_alone(build, model, folder, tmp_path):
+def test_a_folder_of_others_is_left_alone(build, small, folder, tmp_path):
     (tmp_path / "dst").mkdir()
     (tmp_path / "dst" / "thesis.txt").write_text("mine")
     for force in ([], ["--force"]):
-        r = convert(build, model, tmp_path / "dst", *force)
+        r = convert(build, small, tmp_path / "dst", *force)
         assert r.returncode == 1 and "is not empty and holds no conversion" in r.stderr
-    assert "holds a conversion of" in convert(build, model, folder(2), "--tp", 1).stderr
-    assert "is complete already" in make(build, model, folder(2), "--ep", 2, "--tp", 2)
+    assert "holds a conversion of" in convert(build, small, folder(2), "--tp", 1).stderr
+    assert "is complete already" in make(build, small, folder(2), "--ep", 2, "--tp", 2)
     assert "was converted already" in convert(build, folder(2), tmp_path / "again").stderr
 
 
