@@ -14,6 +14,7 @@ static bool room_for_reserve(struct dmk_prefill_core *core, const struct dmk_kv_
 
         if (dmk_kv_pool_counts(core->pools.full).free >= need.full &&
             dmk_kv_pool_counts(core->pools.window).free >= need.window) {
+            dmk_kv_prefix_keep_slack(core->prefix, need.full);
             return true;
         }
         if (!dmk_kv_prefix_evict(core->prefix)) {
@@ -30,6 +31,7 @@ static bool room_for_advance(struct dmk_prefill_core *core, const struct dmk_kv_
 
         if (dmk_kv_pool_counts(core->pools.full).free >= need.full &&
             dmk_kv_pool_counts(core->pools.window).free >= need.window) {
+            dmk_kv_prefix_keep_slack(core->prefix, need.full);
             return true;
         }
         if (!dmk_kv_prefix_evict(core->prefix)) {

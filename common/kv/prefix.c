@@ -9,9 +9,11 @@
 #include "common/base/list.h"
 #include "common/base/status.h"
 
-#define NONE         DMK_PAGE_NONE
-#define SNAP_BLOCKS  2u /* window pages of a snapshot */
-#define BLOCK_TOKENS DMK_PAGE_TOKENS
+#define NONE            DMK_PAGE_NONE
+#define SNAP_BLOCKS     2u /* window pages of a snapshot */
+#define BLOCK_TOKENS    DMK_PAGE_TOKENS
+#define SLACK_MIN_PAGES 512u
+#define SLACK_PART      16u
 
 _Static_assert(DMK_BLOCK_TOKENS == DMK_PAGE_TOKENS, "a block fills a page");
 
@@ -336,6 +338,17 @@ bool dmk_kv_prefix_evict(struct dmk_kv_prefix *p)
     return true;
 }
 
+void dmk_kv_prefix_keep_slack(struct dmk_kv_prefix *p, uint32_t n)
+{
+    const uint32_t total = dmk_kv_pool_counts(p->pools.full).total;
+    const uint32_t slack = total < SLACK_MIN_PAGES ? 0 : total / SLACK_PART;
+    struct dmk_kv_pool_counts full = dmk_kv_pool_counts(p->pools.full);
+
+    while (slack > 0 && full.free < n + slack && full.cached > 0 && dmk_kv_prefix_evict(p)) {
+        full = dmk_kv_pool_counts(p->pools.full);
+    }
+}
+
 bool dmk_kv_prefix_make_room(struct dmk_kv_prefix *p, struct dmk_kv_need need)
 {
     const struct dmk_kv_pool_counts full = dmk_kv_pool_counts(p->pools.full);
@@ -350,6 +363,7 @@ bool dmk_kv_prefix_make_room(struct dmk_kv_prefix *p, struct dmk_kv_need need)
             return false;
         }
     }
+    dmk_kv_prefix_keep_slack(p, need.full);
     return true;
 }
 

@@ -54,7 +54,11 @@ void dmk_kv_prefix_insert(struct dmk_kv_prefix *prefix, struct dmk_id128 root, c
 
 /* False when nothing is cached. */
 bool dmk_kv_prefix_evict(struct dmk_kv_prefix *prefix);
-/* Evicts until `need` pages are free. When even an empty cache could not give them, it evicts
+/* Evicts a little further than to n free full pages. Where a cache leaves nothing free, the allocator hands out the
+ * holes of what was evicted: prompts of sixteen pages lie in seven runs after a while, and each run is a write of its
+ * own where pages travel. With a sixteenth of the pool free they lie in two. Small pools keep everything. */
+void dmk_kv_prefix_keep_slack(struct dmk_kv_prefix *prefix, uint32_t n);
+/* Evicts until `need` pages are free, and keeps some slack. When even an empty cache could not give them, it evicts
  * nothing and returns false. */
 bool dmk_kv_prefix_make_room(struct dmk_kv_prefix *prefix, struct dmk_kv_need need);
 

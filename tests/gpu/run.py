@@ -122,13 +122,13 @@ class Suite:
         self.long = 20000 if args.backend == "cuda" else 3000  # tokens that take long enough to be struck in their midst
         self.alone_made, self.expected, self.clusters = None, {}, []
 
-    def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=()):
+    def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), **ranks):
         threshold = "0" if prefill else "max"
         common = self.args.worker_args
         c = Cluster(self.args.build, model or self.model, prefill=prefill, decode=decode, transport=transport,
                     name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend, prefill_args=[*common, *prefill_args],
                     decode_args=[*common, "--local-prefill-below", threshold, *decode_args],
-                    threads=1 if self.args.backend == "cpu" else 0)
+                    threads=1 if self.args.backend == "cpu" else 0, **ranks)
         self.clusters.append(c)
         return c.start(120)
 
@@ -361,19 +361,41 @@ def run_answers(suite, transports):
     return failed
 
 
+def run_ranks(suite, transport):
+    """Layouts that differ between the pools; where fewer GPUs are than ranks, these share them."""
+    failed = 0
+    for p_tp, d_tp, d_dp in [(2, 1, 1), (1, 4, 1), (4, 2, 2)]:
+        label = f"tp{p_tp} to ep{d_tp * d_dp}-tp{d_tp}"
+        try:
+            c = suite.cluster(f"ranks-{p_tp}-{d_tp}-{d_dp}", transport=transport, prefill_tp=p_tp, decode_tp=d_tp,
+                              decode_dp=d_dp)
+            for n in [1, 65, 200, 2047, 9000]:
+                same(suite, c, n, n)
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                for f in [pool.submit(same, suite, c, 300 + 400 * (i % 5), 30 + i, 20) for i in range(16)]:
+                    f.result()
+            balance(c)
+            print(f"ok   {transport:5} ranks          {label}: 21 answers", flush=True)
+            c.stop()
+        except Exception as e:
+            failed += 1
+            print(f"FAIL {transport:5} ranks          {label}: {type(e).__name__}: {e}", flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", default=str(ROOT / "build"), help="build folder")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--transports", default="cuda,tcp,shm")
-    parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers'])}")
+    parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers', 'ranks'])}")
     parser.add_argument("--speed", default="", metavar="MODEL", help="instead of the tests: time to the first token with "
                         "random weights of gpt-oss-20b or gpt-oss-120b")
     parser.add_argument("--chunk", type=int, default=8192, help="--chunk-tokens for --speed")
     parser.add_argument("--worker-args", default="", help="further arguments of all workers")
     args = parser.parse_args()
     args.transports, args.worker_args = args.transports.split(","), args.worker_args.split()
-    names = args.only.split(",") if args.only else [*TESTS, "answers"]
+    names = args.only.split(",") if args.only else [*TESTS, "answers", "ranks"]
     if args.backend == "cuda" and not os.path.exists("/dev/nvidiactl"):
         print("gpu tests: skipped, this machine has no NVIDIA device")
         return 77
@@ -388,6 +410,8 @@ def main():
                 failed += run_transport(suite, t, [n for n in names if n in TESTS])
         if "answers" in names:
             failed += run_answers(suite, args.transports)
+        if "ranks" in names:
+            failed += run_ranks(suite, args.transports[0])
     finally:
         suite.stop()
     print(f"gpu tests: {failed} failed ({time.monotonic() - started:.0f} s)")

@@ -351,6 +351,61 @@ static void nothing_is_evicted_in_vain(void **state)
     free(w);
 }
 
+/* Prompts of a page to 128, answers that end somewhere in what was reserved for them, all of it cached: after a while
+ * nothing is free but what is evicted. What a ticket then names must still lie in long runs. */
+static void runs_stay_long(void **state)
+{
+    enum { PAGES = 4096, LIVE = 24, LONGEST = 144, ANSWER = 1024, REQUESTS = 6000 };
+    static struct {
+        bool live;
+        uint32_t n, request, storage[LONGEST];
+        struct dmk_kv_table table;
+    } seqs[LIVE];
+    static uint32_t ids[LONGEST * P];
+    struct world w = {.seed = 11};
+    uint64_t n_pages = 0, n_runs = 0;
+
+    (void)state;
+    assert_int_equal(dmk_kv_pool_new(PAGES, &w.pools.full), 0);
+    assert_int_equal(dmk_kv_pool_new(PAGES, &w.pools.window), 0);
+    assert_int_equal(dmk_kv_prefix_new(w.pools, 64, &w.prefix), 0);
+    for (uint32_t i = 0; i < LIVE; i++) {
+        dmk_kv_table_init(&seqs[i].table, seqs[i].storage, LONGEST, DMK_WINDOW_RING);
+    }
+    for (uint32_t r = 0; r < REQUESTS; r++) {
+        const uint32_t i = roll(&w, LIVE), n_prompt = (1 + roll(&w, 1 << roll(&w, 8))) * P;
+
+        if (seqs[i].live) {
+            for (uint32_t t = 0; t < seqs[i].n; t++) {
+                ids[t] = seqs[i].request + t;
+            }
+            dmk_kv_prefix_insert(w.prefix, root_of(seqs[i].request), ids, seqs[i].n,
+                                 &seqs[i].table);
+            dmk_kv_table_release(&seqs[i].table, w.pools);
+        }
+        seqs[i].live = true;
+        seqs[i].request = r;
+        seqs[i].n = n_prompt + roll(&w, ANSWER);
+        assert_true(dmk_kv_prefix_make_room(
+            w.prefix, dmk_kv_table_reserve_need(&seqs[i].table, n_prompt + ANSWER)));
+        assert_int_equal(dmk_kv_table_reserve(&seqs[i].table, w.pools, n_prompt + ANSWER), 0);
+        for (uint32_t p = 0; r > REQUESTS / 2 && p < n_prompt / P; p++) {
+            n_runs += p == 0 || seqs[i].storage[p] != seqs[i].storage[p - 1] + 1;
+            n_pages++;
+        }
+    }
+    print_message("%.1f pages in %.1f runs\n", 2.0 * (double)n_pages / REQUESTS,
+                  2.0 * (double)n_runs / REQUESTS);
+    assert_true(n_runs <= 3 * (REQUESTS / 2)); /* seven for each without slack */
+    for (uint32_t i = 0; i < LIVE; i++) {
+        dmk_kv_table_release(&seqs[i].table, w.pools);
+    }
+    assert_true(dmk_kv_prefix_check(w.prefix));
+    dmk_kv_prefix_free(&w.prefix);
+    dmk_kv_pool_free(&w.pools.full);
+    dmk_kv_pool_free(&w.pools.window);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -359,6 +414,7 @@ int main(void)
         cmocka_unit_test(events_and_listing),
         cmocka_unit_test(drained_pages_come_back_at_release),
         cmocka_unit_test(nothing_is_evicted_in_vain),
+        cmocka_unit_test(runs_stay_long),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
