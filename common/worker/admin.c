@@ -43,6 +43,24 @@ static const char *lane_name(const struct dmk_worker *w)
     return w->ops->lane(w->xfer) == DMK_LANE_DIRECT ? "direct" : "emulated";
 }
 
+/* How pages travel, for people: what was asked for, what came of it, and how fast it was. */
+static void put_lane(const struct dmk_worker *w, struct dmk_buf *out)
+{
+    const double gb_s = dmk_worker__transfer_gb_s(w);
+
+    if (!w->xfer) {
+        return;
+    }
+    dmk_buf_printf(out, "pages by %s on \"%s\", %s", w->xfer_info.transport, w->xfer_info.device,
+                   lane_name(w));
+    if (gb_s > 0) {
+        dmk_buf_printf(out, ", %.3f GB/s", gb_s);
+    } else if (!w->role->decode) {
+        dmk_buf_puts(out, ", not measured yet");
+    }
+    dmk_buf_putc(out, '\n');
+}
+
 static void put_identity(struct dmk_worker *w, struct dmk_buf *out)
 {
     dmk_buf_puts(out, "\"status\":");
@@ -55,6 +73,9 @@ static void put_identity(struct dmk_worker *w, struct dmk_buf *out)
     dmk_buf_printf(out, ",\"lane\":\"%s\",\"transport\":\"%s\",\"device\":", lane_name(w),
                    w->xfer ? w->xfer_info.transport : "none");
     put_string(out, w->xfer_info.device);
+    if (!w->role->decode) {
+        dmk_buf_printf(out, ",\"transfer_gb_s\":%.3f", dmk_worker__transfer_gb_s(w));
+    }
     dmk_buf_printf(out, ",\"routers\":%" PRIu32, dmk_worker__routers_count(w));
     if (w->phase == DMK_WORKER__LOADING) {
         dmk_buf_printf(out, ",\"loaded_percent\":%u", atomic_load(&w->load_percent));
@@ -138,6 +159,7 @@ static void on_request(void *ud, struct dmk_http_req *req)
         answer(req, live ? 200 : 503, "text/plain", &body);
     } else if (dmk_str_is(path, "/readyz")) {
         dmk_buf_printf(&body, "%s\n", status_word(w));
+        put_lane(w, &body);
         answer(req, ready ? 200 : 503, "text/plain", &body);
     } else if (dmk_str_is(path, "/health")) {
         dmk_buf_putc(&body, '{');

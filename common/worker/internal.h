@@ -66,6 +66,8 @@ struct dmk_worker {
     struct dmk_xfer *xfer;
     struct dmk_xfer_info xfer_info; /* zero without a transport */
     struct dmk_xferloop *xferloop;
+    double moved_bytes,
+        moved_us; /* of the last hand-overs from here: each new one fades the older by an eighth */
 
     struct dmk_rpc *rpc;
     struct dmk_rpc_server *server;
@@ -108,6 +110,8 @@ void dmk_worker__metrics_new(struct dmk_worker *w);
 /* Once the transport is open. */
 void dmk_worker__metrics_add_transfer(struct dmk_worker *w);
 void dmk_worker__metrics_event(struct dmk_worker *w, const Damask__V1__WorkerEvent *event);
+/* Rate of the last hand-overs from here, 0 while there was none. */
+double dmk_worker__transfer_gb_s(const struct dmk_worker *w);
 void dmk_worker__metrics_free(struct dmk_worker *w);
 
 /* admin.c */

@@ -16,6 +16,7 @@ struct dmk_worker__metrics {
     struct dmk_counter *failed[N_FAILURES];
     struct dmk_histogram *queue_s, *prefill_s, *decode_s, *generation, *transfer_s;
     struct dmk_counter *transfer_bytes;
+    struct dmk_gauge *transfer_gb_s; /* prefill; else NULL */
 };
 
 static const char *const failure_names[N_FAILURES] = {
@@ -184,6 +185,11 @@ void dmk_worker__metrics_add_transfer(struct dmk_worker *w)
     dmk_gauge_set(dmk_gauge_new(w->metrics, "damask_transfer_info", labels,
                                 "How KV pages travel from and to this worker; always 1."),
                   1);
+    if (!w->role->decode) {
+        w->series->transfer_gb_s =
+            dmk_gauge_new(w->metrics, "damask_transfer_gb_per_second", w->labels,
+                          "Rate at which the last hand-overs moved their pages; 0: none was.");
+    }
 }
 
 void dmk_worker__metrics_free(struct dmk_worker *w)
@@ -191,6 +197,21 @@ void dmk_worker__metrics_free(struct dmk_worker *w)
     dmk_metrics_free(&w->metrics);
     free(w->series);
     w->series = NULL;
+}
+
+/* A hand-over from here: the time in which its pages were on their way, computing left out. */
+static void note_transfer(struct dmk_worker *w, uint64_t bytes, uint64_t us)
+{
+    if (bytes > 0 && us > 0 && w->series->transfer_gb_s) {
+        w->moved_bytes = w->moved_bytes * 7 / 8 + (double)bytes;
+        w->moved_us = w->moved_us * 7 / 8 + (double)us;
+        dmk_gauge_set(w->series->transfer_gb_s, dmk_worker__transfer_gb_s(w));
+    }
+}
+
+double dmk_worker__transfer_gb_s(const struct dmk_worker *w)
+{
+    return w->moved_us > 0 ? w->moved_bytes / w->moved_us / 1e3 : 0;
 }
 
 static double seconds(uint64_t us)
@@ -226,6 +247,7 @@ void dmk_worker__metrics_event(struct dmk_worker *w, const Damask__V1__WorkerEve
         dmk_histogram_observe(m->prefill_s, seconds(p->compute_us));
         dmk_histogram_observe(m->transfer_s, seconds(p->transfer_us));
         dmk_counter_add(m->transfer_bytes, (double)p->transfer_bytes);
+        note_transfer(w, p->transfer_bytes, p->transfer_us);
         break;
     }
     case DAMASK__V1__WORKER_EVENT__BODY_FAILED:

@@ -5,6 +5,7 @@ killed and started again while others are answered. Mock workers; see test_failu
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -255,6 +256,15 @@ def test_transport_and_device_are_named(make, build):
         assert 'transport="tcp",device="lo"' in get(w.admin + "/metrics")[1]
         assert (state(w)["transport"], state(w)["device"], state(w)["lane"]) == ("tcp", "lo", "emulated")
         assert 'pages by tcp on "lo" 127.0.0.1:' in open(w.log).read()
+    ready = lambda w: get(w.admin + "/readyz")  # noqa: E731
+    assert ready(c.decode[0]) == (200, 'ok\npages by tcp on "lo", emulated\n')
+    assert ready(c.prefill[0]) == (200, 'ok\npages by tcp on "lo", emulated, not measured yet\n')
+    Ask(c, 600, max_tokens=2).text()
+    status, text = ready(c.prefill[0])
+    rate = float(re.fullmatch(r'ok\npages by tcp on "lo", emulated, (\d+\.\d{3}) GB/s\n', text).group(1))
+    assert 0 < rate < 1000 and state(c.prefill[0])["transfer_gb_s"] == rate
+    gauge = re.search(r"damask_transfer_gb_per_second\{[^}]*\} (\S+)", get(c.prefill[0].admin + "/metrics")[1])
+    assert abs(float(gauge.group(1)) - rate) < 0.001
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")
