@@ -9,7 +9,6 @@
 
 struct serve {
     const struct dmk_decode_options *options;
-    const struct dmk_engine_source *source; /* NULL: the worker's own engine */
     uint32_t local_prefill_below;
     struct dmk_worker *worker;
     struct dmk_decode_core *core;
@@ -49,7 +48,7 @@ static void on_event(void *ud, const struct dmk_decode_event *event)
     if (event->kind == DMK_DECODE_FAILED) {
         char req[33];
 
-        dmk_id128_format((struct dmk_id128){.hi = event->id.hi, .lo = event->id.lo}, req);
+        dmk_request_id_format(event->id, req);
         dmk_log_info("req=%s attempt=%u failed: %s", req, event->id.attempt, event->failed.text);
     }
     dmk_decode_wire_event(event, dmk_worker_incarnation(s->worker), emit_message, &to);
@@ -99,7 +98,7 @@ static void log_request(const struct dmk_decode_request *r, const char *request_
 {
     char req[33];
 
-    dmk_id128_format((struct dmk_id128){.hi = r->id.hi, .lo = r->id.lo}, req);
+    dmk_request_id_format(r->id, req);
     dmk_log_info("req=%s attempt=%u id=%s prompt=%u max_tokens=%u n=%u router=%u", req,
                  r->id.attempt, request_id, r->n_prompt, r->max_tokens, r->n, r->router);
 }
@@ -263,11 +262,6 @@ static void tell_state(void *ud, struct dmk_buf *out)
     dmk_buf_putc(out, ']');
 }
 
-static void raise_counter(struct dmk_counter *c, uint64_t total)
-{
-    dmk_counter_add(c, (double)total - dmk_counter_value(c));
-}
-
 static void collect(void *ud)
 {
     struct serve *s = ud;
@@ -278,16 +272,15 @@ static void collect(void *ud)
     dmk_gauge_set(s->metrics.draining_tickets, l.receiver.n_draining);
     dmk_gauge_set(s->metrics.draining_pages, l.receiver.draining_pages);
     dmk_gauge_set(s->metrics.refusing, l.receiver.refusing);
-    raise_counter(s->metrics.local, l.n_local_prefills);
-    raise_counter(s->metrics.remote, l.n_remote_prefills);
-    raise_counter(s->metrics.refused, l.receiver.n_refused_claims);
-    raise_counter(s->metrics.expired, l.receiver.n_expired);
-    raise_counter(s->metrics.failed, l.receiver.n_failed);
-    raise_counter(s->metrics.masks, l.constraints.walker.n_masks);
-    raise_counter(s->metrics.masks_computed, l.constraints.walker.n_computed);
-    raise_counter(s->metrics.masks_uncached, l.constraints.walker.n_uncached);
-    dmk_counter_add(s->metrics.mask_seconds, (double)l.constraints.mask_ns / 1e9 -
-                                                 dmk_counter_value(s->metrics.mask_seconds));
+    dmk_counter_raise(s->metrics.local, (double)l.n_local_prefills);
+    dmk_counter_raise(s->metrics.remote, (double)l.n_remote_prefills);
+    dmk_counter_raise(s->metrics.refused, (double)l.receiver.n_refused_claims);
+    dmk_counter_raise(s->metrics.expired, (double)l.receiver.n_expired);
+    dmk_counter_raise(s->metrics.failed, (double)l.receiver.n_failed);
+    dmk_counter_raise(s->metrics.masks, (double)l.constraints.walker.n_masks);
+    dmk_counter_raise(s->metrics.masks_computed, (double)l.constraints.walker.n_computed);
+    dmk_counter_raise(s->metrics.masks_uncached, (double)l.constraints.walker.n_uncached);
+    dmk_counter_raise(s->metrics.mask_seconds, (double)l.constraints.mask_ns / 1e9);
     dmk_gauge_set(s->metrics.mask_max_seconds, (double)l.constraints.max_mask_ns / 1e9);
     dmk_gauge_set(s->metrics.automata, l.constraints.n_automata);
     dmk_gauge_set(s->metrics.automata_bytes, (double)l.constraints.bytes);
@@ -415,31 +408,15 @@ static void close_core(void *ud)
     dmk_decode_core_free(&s->core);
 }
 
-static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
-{
-    const struct serve *s = ud;
-
-    return s->source->open(s->source->ud, ret_port, reterr);
-}
-
-static void close_engine(void *ud)
-{
-    const struct serve *s = ud;
-
-    s->source->close(s->source->ud);
-}
-
 int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_prefill_below,
                      const struct dmk_engine_source *source)
 {
-    struct serve s = {
-        .options = options, .source = source, .local_prefill_below = local_prefill_below};
+    struct serve s = {.options = options, .local_prefill_below = local_prefill_below};
     const struct dmk_worker_role role = {
         .decode = true,
         .program = "damask-decode",
         .ud = &s,
-        .open_engine = source ? open_engine : NULL,
-        .close_engine = source ? close_engine : NULL,
+        .source = source,
         .engine_conf = engine_conf,
         .open = open_core,
         .close = close_core,

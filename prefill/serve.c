@@ -9,7 +9,6 @@
 
 struct serve {
     const struct dmk_prefill_options *options;
-    const struct dmk_engine_source *source; /* NULL: the worker's own engine */
     struct dmk_worker *worker;
     struct dmk_prefill_core *core;
     struct dmk_prefill_step *step;
@@ -49,7 +48,7 @@ static void emit_failed(struct serve *s, const struct dmk_prefill_event *e,
     Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
     char req[33];
 
-    dmk_id128_format((struct dmk_id128){.hi = e->id.hi, .lo = e->id.lo}, req);
+    dmk_request_id_format(e->id, req);
     dmk_log_info("req=%s attempt=%u failed: %s", req, e->id.attempt, e->failed.text);
 
     m.id = id;
@@ -146,7 +145,7 @@ static void log_request(const struct dmk_prefill_request *r, const char *request
 {
     char req[33];
 
-    dmk_id128_format((struct dmk_id128){.hi = r->id.hi, .lo = r->id.lo}, req);
+    dmk_request_id_format(r->id, req);
     dmk_log_info("req=%s attempt=%u id=%s prompt=%u router=%u", req, r->id.attempt, request_id,
                  r->n_prompt, r->router);
 }
@@ -280,18 +279,13 @@ static void tell_state(void *ud, struct dmk_buf *out)
                    l.n_waiting, dmk_prefill_check(s->core) ? "true" : "false");
 }
 
-static void raise_counter(struct dmk_counter *c, uint64_t total)
-{
-    dmk_counter_add(c, (double)total - dmk_counter_value(c));
-}
-
 static void collect(void *ud)
 {
     struct serve *s = ud;
     const struct dmk_prefill_load l = dmk_prefill_load(s->core);
 
-    raise_counter(s->metrics.done, l.n_done);
-    raise_counter(s->metrics.failed, l.n_failed);
+    dmk_counter_raise(s->metrics.done, (double)l.n_done);
+    dmk_counter_raise(s->metrics.failed, (double)l.n_failed);
 }
 
 static void make_metrics(struct serve *s)
@@ -374,29 +368,14 @@ static void close_core(void *ud)
     dmk_prefill_core_free(&s->core);
 }
 
-static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
-{
-    const struct serve *s = ud;
-
-    return s->source->open(s->source->ud, ret_port, reterr);
-}
-
-static void close_engine(void *ud)
-{
-    const struct serve *s = ud;
-
-    s->source->close(s->source->ud);
-}
-
 int dmk_prefill_serve(const struct dmk_prefill_options *options,
                       const struct dmk_engine_source *source)
 {
-    struct serve s = {.options = options, .source = source};
+    struct serve s = {.options = options};
     const struct dmk_worker_role role = {
         .program = "damask-prefill",
         .ud = &s,
-        .open_engine = source ? open_engine : NULL,
-        .close_engine = source ? close_engine : NULL,
+        .source = source,
         .engine_conf = engine_conf,
         .open = open_core,
         .close = close_core,

@@ -3,6 +3,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "common/base/hash.h"
 
 #define DMK_MAX_ROUTERS 64 /* streams a worker serves at a time */
 
@@ -15,6 +16,12 @@ struct dmk_request_id {
 static inline bool dmk_request_id_equal(struct dmk_request_id a, struct dmk_request_id b)
 {
     return a.hi == b.hi && a.lo == b.lo && a.attempt == b.attempt;
+}
+
+/* As it stands in log lines: without the attempt. */
+static inline void dmk_request_id_format(struct dmk_request_id id, char ret_text[33])
+{
+    dmk_id128_format((struct dmk_id128){.hi = id.hi, .lo = id.lo}, ret_text);
 }
 
 /* Codes as on the wire (proto/damask_worker.proto, FailureCode). */

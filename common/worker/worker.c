@@ -182,8 +182,10 @@ static int open_real_engine(struct dmk_worker *w)
 
 static void shut_engine(struct dmk_worker *w)
 {
-    if (w->role->close_engine) {
-        w->role->close_engine(w->role->ud);
+    const struct dmk_engine_source *source = w->role->source;
+
+    if (source) {
+        source->close(source->ud);
     } else {
         dmk_engine_close(&w->engine);
     }
@@ -193,11 +195,11 @@ static void shut_engine(struct dmk_worker *w)
 static void open_engine(void *ud)
 {
     struct dmk_worker *w = ud;
+    const struct dmk_engine_source *source = w->role->source;
     struct dmk_engine_conf conf = {0};
 
-    w->open_status = w->role->open_engine
-                         ? w->role->open_engine(w->role->ud, &w->port, &w->open_error)
-                         : open_real_engine(w);
+    w->open_status =
+        source ? source->open(source->ud, &w->port, &w->open_error) : open_real_engine(w);
     if (w->open_status == 0) {
         w->role->engine_conf(w->role->ud, &conf);
         w->open_status =

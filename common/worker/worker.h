@@ -51,10 +51,8 @@ struct dmk_worker_role {
     const char *program; /* "damask-decode" */
     void *ud;
 
-    /* On the engine's thread; may take minutes. The port stays valid until close_engine, which runs there
-     * too. NULL (both): dmk_engine_open by the options and engine_conf. */
-    int (*open_engine)(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr);
-    void (*close_engine)(void *ud);
+    /* An engine from elsewhere; NULL: dmk_engine_open by the options and engine_conf. */
+    const struct dmk_engine_source *source;
     /* Bounds of a step and whatever else the shared options do not say. */
     void (*engine_conf)(void *ud, struct dmk_engine_conf *inout_conf);
 

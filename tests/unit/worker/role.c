@@ -287,12 +287,12 @@ struct dmk_worker_role test_role_make(struct test_role *r)
 {
     sem_init(&r->open_gate, 0, 0);
     sem_init(&r->step_gate, 0, 0);
+    r->source = (struct dmk_engine_source){open_engine, close_engine, r};
     return (struct dmk_worker_role){
         .decode = true,
         .program = "test-worker",
         .ud = r,
-        .open_engine = open_engine,
-        .close_engine = close_engine,
+        .source = &r->source,
         .engine_conf = engine_conf,
         .open = open_role,
         .close = close_role,

@@ -22,6 +22,7 @@ struct test_role {
     atomic_int lose_others; /* so does the next take that brings some */
     atomic_int n_changes;   /* block changes to be told */
 
+    struct dmk_engine_source source; /* its own engine */
     struct dmk_worker *worker;
     struct dmk_shape shape;
     /* The one request that runs. */
