@@ -1,5 +1,6 @@
 /* Strict parsing and typed getters; see json.h. */
 #include "common/json/json.h"
+#include "common/json/fast.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -197,8 +198,12 @@ int dmk_json_parse(struct dmk_str text, const char *name, uint32_t max_depth, js
 {
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t err = {0};
-    json_t *root;
+    json_t *root = dmk_json__parse_fast(text, max_depth);
 
+    if (root) {
+        *ret_root = root;
+        return 0;
+    }
     if (is_too_deep(text, max_depth)) {
         return dmk_error_set(reterr, -DMK_EFORMAT, "%s: nested deeper than %u levels", name,
                              max_depth);
