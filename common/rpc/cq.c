@@ -1,6 +1,6 @@
 /* gRPC for this process: its completion queue, the one thread that drains it, and the way of completed
  * ops back to the loop. The thread touches ops only between gRPC's completion and the mailbox; everything
- * else here belongs to the loop. */
+ * else here belongs to the loop, also ops that come back while it starts one. */
 #include "common/rpc/internal.h"
 #include <errno.h>
 #include <grpc/support/log.h>
@@ -35,10 +35,33 @@ void dmk_rpc__release(struct dmk_rpc__op *op)
     __tsan_release(op);
 }
 
-void dmk_rpc__start(grpc_call *call, const grpc_op *ops, size_t n, struct dmk_rpc__op *op)
+/* An op that has come back already, for the loop's next turn. */
+static void put_ready(struct dmk_rpc *rpc, struct dmk_rpc__op *op)
 {
+    op->mail.next = NULL;
+    *rpc->ready_last = &op->mail;
+    rpc->ready_last = &op->mail.next;
+    dmk_loop_defer(rpc->loop, &rpc->run_ready);
+}
+
+/* Many a batch is complete when gRPC has taken it: a message that lay there, bytes that the socket took. gRPC gives
+ * one of them to the thread that starts it, so that neither its thread nor the loop has to be woken. */
+void dmk_rpc__start(struct dmk_rpc *rpc, grpc_call *call, const grpc_op *ops, size_t n,
+                    struct dmk_rpc__op *op)
+{
+    void *tag = NULL;
+    int ok = 0;
+
     dmk_rpc__release(op);
+    grpc_completion_queue_thread_local_cache_init(rpc->cq);
     dmk_assert(grpc_call_start_batch(call, ops, n, op, NULL) == GRPC_CALL_OK);
+    if (grpc_completion_queue_thread_local_cache_flush(rpc->cq, &tag, &ok)) {
+        struct dmk_rpc__op *done = tag; /* maybe another one */
+
+        __tsan_acquire(done);
+        done->ok = ok != 0;
+        put_ready(rpc, done);
+    }
 }
 
 static void *drain_queue(void *arg)
@@ -61,10 +84,8 @@ static void *drain_queue(void *arg)
     }
 }
 
-static void run_ops(struct dmk_rpc *rpc)
+static void run_list(struct dmk_mail *mail)
 {
-    struct dmk_mail *mail = dmk_mailbox_take(&rpc->box);
-
     while (mail) {
         struct dmk_rpc__op *op = dmk_container_of(mail, struct dmk_rpc__op, mail);
 
@@ -73,13 +94,24 @@ static void run_ops(struct dmk_rpc *rpc)
     }
 }
 
+/* Those that are ready now; what they make ready waits for the next turn. */
+static void run_ready(void *ud)
+{
+    struct dmk_rpc *rpc = ud;
+    struct dmk_mail *mail = rpc->ready_first;
+
+    rpc->ready_first = NULL;
+    rpc->ready_last = &rpc->ready_first;
+    run_list(mail);
+}
+
 static void on_event(void *ud)
 {
     struct dmk_rpc *rpc = ud;
     eventfd_t count;
 
     (void)eventfd_read(rpc->event_fd, &count); /* empty when a wait in dmk_rpc_free took it */
-    run_ops(rpc);
+    run_list(dmk_mailbox_take(&rpc->box));
 }
 
 /* gRPC's own lines go where ours go, but low: whoever owns a failure says it by the status it gets. */
@@ -101,6 +133,8 @@ int dmk_rpc_new(struct dmk_loop *loop, struct dmk_rpc **ret, struct dmk_error *r
     rpc->loop = loop;
     rpc->keepalive_ms = 10000;
     rpc->keepalive_timeout_ms = 5000;
+    rpc->ready_last = &rpc->ready_first;
+    dmk_defer_init(&rpc->run_ready, run_ready, rpc);
     dmk_list_init(&rpc->servers);
     dmk_list_init(&rpc->channels);
     gpr_set_log_function(on_log);
@@ -138,6 +172,10 @@ static bool wait_for_objects(struct dmk_rpc *rpc)
         if (dmk_clock_ns() > limit) {
             return false;
         }
+        if (rpc->ready_first) {
+            run_ready(rpc);
+            continue;
+        }
         (void)poll(&fd, 1, 100); /* a signal or the time only means another look */
         on_event(rpc);
     }
@@ -170,6 +208,7 @@ void dmk_rpc_free(struct dmk_rpc **rpcp)
     if (!wait_for_objects(rpc)) {
         /* Memory that gRPC may still write must stay; the process is about to end anyway. */
         dmk_log_warn("gRPC did not give back %u objects in time, left as they are", rpc->n_objects);
+        dmk_defer_cancel(&rpc->run_ready);
         dmk_poll_free(&rpc->poll);
         return;
     }
@@ -177,6 +216,7 @@ void dmk_rpc_free(struct dmk_rpc **rpcp)
     (void)pthread_join(rpc->thread, NULL);
     grpc_completion_queue_destroy(rpc->cq);
     grpc_shutdown();
+    dmk_defer_cancel(&rpc->run_ready);
     dmk_poll_free(&rpc->poll);
     (void)close(rpc->event_fd);
     free(rpc);

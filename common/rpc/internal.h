@@ -2,7 +2,7 @@
  * stream.c (a call of either side), server.c, client.c, health.c.
  *
  * Every batch given to gRPC has an op as its tag; the completion thread hands ops back through a mailbox
- * and an eventfd, and their fn runs on the loop. An object lives until its last op has come back. */
+ * and an eventfd, or gRPC completes them at once, and their fn runs on the loop. An object lives until its last op has come back. */
 #pragma once
 
 #include <grpc/grpc.h>
@@ -23,7 +23,10 @@ struct dmk_rpc {
     grpc_completion_queue *cq;
     pthread_t thread;
     struct dmk_mailbox box; /* ops that have come back */
-    int event_fd;           /* readable when box is not empty */
+    struct dmk_mail *ready_first,
+        **ready_last; /* those that came back on the loop itself, oldest first */
+    struct dmk_defer run_ready;
+    int event_fd; /* readable when box is not empty */
     struct dmk_poll *poll;
     struct dmk_list servers, channels;
     uint32_t n_objects; /* calls and servers that gRPC still knows */
@@ -76,8 +79,9 @@ struct dmk_rpc_stream {
 };
 
 /* cq.c */
-/* Gives ops to gRPC with op as the tag. Asserts that gRPC takes them. */
-void dmk_rpc__start(grpc_call *call, const grpc_op *ops, size_t n, struct dmk_rpc__op *op);
+/* Gives ops to gRPC with op as the tag. Asserts that gRPC takes them. op's fn runs later, never from within. */
+void dmk_rpc__start(struct dmk_rpc *rpc, grpc_call *call, const grpc_op *ops, size_t n,
+                    struct dmk_rpc__op *op);
 /* Before op is handed to gRPC by any other function: what was written is seen by its thread. */
 void dmk_rpc__release(struct dmk_rpc__op *op);
 

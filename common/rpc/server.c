@@ -126,7 +126,7 @@ static void refuse(struct accept *accept, enum dmk_rpc_code code, const char *te
     };
 
     accept->op.fn = on_refused;
-    dmk_rpc__start(accept->call, ops, 3, &accept->op);
+    dmk_rpc__start(accept->server->rpc, accept->call, ops, 3, &accept->op);
     grpc_slice_unref(details);
 }
 

@@ -92,7 +92,7 @@ static void start(struct dmk_rpc_stream *s, const grpc_op *ops, size_t n, struct
     op->fn = fn;
     op->obj = s;
     s->refs++;
-    dmk_rpc__start(s->call, ops, n, op);
+    dmk_rpc__start(s->rpc, s->call, ops, n, op);
 }
 
 /* Runs on_closed, once; the stream is out of its owner's hands after. */
