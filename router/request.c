@@ -508,6 +508,7 @@ int dmk_requests_new(const struct dmk_requests_conf *conf, struct dmk_requests *
     dmk_list_init(&all->queue);
     dmk_list_init(&all->dirty);
     dmk_buf_init(&all->text, 0);
+    dmk_scratches_init(&all->scratches);
     all->n_buckets = 64;
     while (all->n_buckets < conf->conf->max_requests) {
         all->n_buckets *= 2;
@@ -544,6 +545,7 @@ void dmk_requests_free(struct dmk_requests **requests)
     free(all->table);
     free(all->lps);
     dmk_buf_fini(&all->text);
+    dmk_scratches_fini(&all->scratches);
     free(all);
     *requests = NULL;
 }

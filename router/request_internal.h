@@ -10,6 +10,7 @@
 #include "common/base/list.h"
 #include "common/chat/format.h"
 #include "router/request.h"
+#include "router/scratches.h"
 #include "router/stop.h"
 #include "router/timeline.h"
 
@@ -132,8 +133,9 @@ struct dmk_requests {
     double prefill_rate;  /* prompt tokens a second that get through, recent mean; 0 = unknown */
     uint64_t rate_tokens; /* got through since rate_ns */
     uint64_t rate_ns;
-    struct dmk_buf text; /* scratch of one event */
-    struct dmk_lp *lps;  /* scratch of one event: [cap_lps] */
+    struct dmk_scratches scratches; /* of the jobs on the pool */
+    struct dmk_buf text;            /* scratch of one event */
+    struct dmk_lp *lps;             /* scratch of one event: [cap_lps] */
     size_t cap_lps;
 };
 

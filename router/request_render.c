@@ -84,7 +84,7 @@ void dmk_request__render(void *ud)
         return;
     }
     r->format = dmk_format_find(r->ask.conv ? "harmony" : "plain");
-    scratch = dmk_bpe_scratch_new();
+    scratch = dmk_scratches_take(&r->all->scratches);
     if (!scratch || !r->format) {
         r->render_rc = dmk_api_fail(&r->render_error, 500, "internal_error",
                                     "the prompt could not be rendered");
@@ -94,5 +94,5 @@ void dmk_request__render(void *ud)
     if (r->render_rc == 0 && r->dialect->local) {
         r->dialect->local(r->all->conf.vocab, &r->limits, &r->ask, &r->local);
     }
-    dmk_bpe_scratch_free(&scratch);
+    dmk_scratches_give(&r->all->scratches, scratch);
 }
