@@ -5,6 +5,8 @@
 #include "common/text/utf8.h"
 #include "common/base/assert.h"
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of four bytes is the lowest");
+
 static const char replacement[] = "\xef\xbf\xbd";
 
 /* What stands at data. */
@@ -74,8 +76,13 @@ static size_t skip_wide(const uint8_t *data, size_t len)
 {
     size_t n = 0;
 
-    while (len - n >= 3 && (data[n] & 0xf0) == 0xe0 && data[n] != 0xe0 && data[n] != 0xed &&
-           (data[n + 1] & 0xc0) == 0x80 && (data[n + 2] & 0xc0) == 0x80) {
+    while (len - n >= 4) {
+        uint32_t word;
+
+        memcpy(&word, data + n, 4);
+        if ((word & 0xc0c0f0u) != 0x8080e0u || data[n] == 0xe0 || data[n] == 0xed) {
+            break;
+        }
         n += 3;
     }
     return n;
