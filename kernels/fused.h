@@ -4,6 +4,17 @@
 
 #include "kernels/kernels.h"
 
+/* Where ranks meet inside an operation, before it reads what others have written: it tells them that all that its
+ * stream has queued before is done, and waits to hear the same of them. Numbers ascend (and wrap). Every rank that
+ * takes part must be able to run while others wait: each on a device of its own, with few rows. */
+struct dmk_meeting {
+    uint32_t *tell[DMK_MAX_SOURCES]; /* a word for each of the ranks, in the memory of its device */
+    const uint32_t *hear;            /* [n] what they have told this rank */
+    const uint32_t *base;            /* in device memory; base + number is what is told */
+    uint32_t number;
+    uint32_t n; /* 0: no meeting, the order is kept otherwise */
+};
+
 /* residual, then rmsnorm of the new x into y (scale NULL: no norm, y is not written). The sum that is added is a
  * tree over the sums of n_ranks (1, 2, 4 or 8) ranks, neighbours first; those of other ranks may lie in memory of
  * other devices. */
@@ -16,6 +27,7 @@ struct dmk_add_norm_args {
     uint16_t *y;           /* [n_rows][hidden] bf16 */
     uint32_t n_rows, hidden;
     float eps;
+    struct dmk_meeting meeting; /* before the sums are read */
 };
 
 /* moe_combine over all of the model's groups, then residual without bias, then rmsnorm into y (scale NULL:
@@ -51,6 +63,7 @@ struct dmk_gather_args {
     float *weights;             /* [n_rows][k] */
     uint32_t k, hidden;
     uint32_t expert_first, n_experts; /* of the rank */
+    struct dmk_meeting meeting;       /* before anything is read */
 };
 
 /* rope of queries and keys in rows that hold all three, then, with pages, kv_write. */

@@ -80,8 +80,9 @@ struct dmk_backend_ops {
     void (*copy_rows)(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
                       size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
                       size_t n_rows);
-    /* Lets kernels of be read and write memory of other's device, from here on for good. Refuses with a sentence
-     * where the machine can not do that. */
+    /* Lets kernels of be read and write memory of other's device, from here on for good. Returns 1 when both are on
+     * one device, whose kernels must not wait for each other, 0 when not. Refuses with a sentence where the
+     * machine can not do that. */
     int (*reach)(struct dmk_backend *be, struct dmk_backend *other, struct dmk_error *reterr);
     void (*fill)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,
                  enum dmk_fill kind, float scale, uint64_t seed);

@@ -333,7 +333,7 @@ static int reach(struct dmk_backend *be, struct dmk_backend *other, struct dmk_e
     const int here = cuda_of(be)->device, there = cuda_of(other)->device;
     int can = 0;
     if (here == there) {
-        return 0;
+        return 1;
     }
     cudaError_t err = cudaSetDevice(here);
     if (err == cudaSuccess) {

@@ -56,6 +56,7 @@ static int open_rank(struct dmk_engine *engine, struct dmk_rank *rank, struct dm
     } parts[] = {
         {DMK_MEM_DEVICE, engine->plan_bytes, &dev->plan, "the step plan"},
         {DMK_MEM_DEVICE, rope, &dev->rope, "the rope table"},
+        {DMK_MEM_DEVICE, engine->n_ranks * sizeof(*dev->heard), &dev->heard, "meetings"},
         {DMK_MEM_DEVICE, rows * engine->shape.vocab * sizeof(float), &dev->logits, "the logits"},
         {DMK_MEM_DEVICE, rows * sizeof(*dev->picked), &dev->picked, "picked tokens"},
         {DMK_MEM_HOST, rows * sizeof(*dev->picked), &dev->picked_host, "picked tokens"},

@@ -32,7 +32,8 @@ struct dmk_device_rank {
     struct dmk_device_layer *layers; /* [n_layers] */
     float *rope;
     uint8_t *plan;          /* copy of its group's block */
-    struct dmk_event *here; /* recorded where ranks meet */
+    struct dmk_event *here; /* recorded where ranks meet by events */
+    uint32_t *heard;        /* [ranks] the last meeting that each rank has told this one of */
     /* Of the first rank of a group, which gets the logits of all and picks the tokens. */
     float *logits;                      /* [max_logit_rows][vocab] */
     struct dmk_sample_out *picked;      /* [max_logit_rows] */
@@ -45,7 +46,12 @@ struct dmk_device {
     struct dmk_event *layer_done[8]; /* of rank 0; a ring: so many layers the host may be ahead */
     struct dmk_graph *graphs[DMK_DEVICE_MAX_BUCKETS];
     struct dmk_engine_graphs captured;
+    uint32_t meetings; /* of all steps so far, as dmk_step_counts has it */
+    bool tell;         /* in this step ranks meet inside kernels, see device_step.c */
 };
+
+/* The meetings of a layer, by number. */
+enum dmk_device_meeting { DMK_MEET_SUMS, DMK_MEET_ROWS, DMK_MEET_PARTS, DMK_MEETINGS };
 
 /* Both on the engine's open. Weights of engine->weights, or random ones where it has none. */
 int dmk_device_open(struct dmk_engine *engine, struct dmk_error *reterr);

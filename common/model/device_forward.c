@@ -44,6 +44,23 @@ static struct dmk_rank *first_of_group(const struct dmk_rank *rank)
     return &rank->engine->ranks[rank->group * rank->engine->conf.layout.tp];
 }
 
+/* The meeting of n ranks from the first one on, where it is one inside a kernel. */
+static struct dmk_meeting meeting_of(const struct dmk_rank *rank, const struct dmk_rank *first,
+                                     uint32_t n, uint32_t layer, enum dmk_device_meeting which)
+{
+    struct dmk_meeting m = {0};
+    if (rank->engine->device->tell && n > 1) {
+        m.n = n;
+        m.number = layer * DMK_MEETINGS + which + 1;
+        m.base = &counts_of(rank)->meetings;
+        m.hear = dmk_device_of(rank)->heard + first->index;
+        for (uint32_t i = 0; i < n; i++) {
+            m.tell[i] = dmk_device_of(&first[i])->heard + rank->index;
+        }
+    }
+    return m;
+}
+
 /* The norm that the next layer begins with. */
 static const uint16_t *norm_after(const struct dmk_rank *rank, uint32_t layer)
 {
@@ -214,6 +231,7 @@ void dmk_device_choose(struct dmk_rank *rank, uint32_t layer)
     for (uint32_t r = 0; r < add.n_ranks; r++) {
         add.sum[r] = first_of_group(rank)[r].acts.sum;
     }
+    add.meeting = meeting_of(rank, first_of_group(rank), add.n_ranks, layer, DMK_MEET_SUMS);
     /* x = bf16(x + bf16(tree of sums + bias)); norm [T][H] of it */
     rank->kernels.add_norm(&add, rank->stream);
     rank->kernels.linear(&(struct dmk_linear_args){.w = lw->router_w,
@@ -263,7 +281,7 @@ static void run_products(struct dmk_rank *rank, const struct dmk_device_layer *l
 
 /* The rows of all groups that chose the rank's experts, out of the memory of a rank of each group: of the one
  * that fewest others read. Then slots by expert. */
-static void gather_rows(struct dmk_rank *rank, uint32_t n_rows)
+static void gather_rows(struct dmk_rank *rank, uint32_t layer, uint32_t n_rows)
 {
     const struct dmk_engine *engine = rank->engine;
     const struct dmk_shape *s = &engine->shape;
@@ -286,6 +304,7 @@ static void gather_rows(struct dmk_rank *rank, uint32_t n_rows)
         args.from[g].n_live = &counts_of(from)->n_live;
         args.from[g].first = rows_before(engine, g);
     }
+    args.meeting = meeting_of(rank, engine->ranks, engine->n_ranks, layer, DMK_MEET_ROWS);
     rank->kernels.gather(&args, rank->stream);
     rank->kernels.moe_group(
         &(struct dmk_moe_group_args){.ids = a->got.ids,
@@ -307,7 +326,7 @@ void dmk_device_experts(struct dmk_rank *rank, uint32_t layer)
     const uint32_t n_rows = rows_before(engine, layout.dp), H = s->hidden;
     struct dmk_acts *a = &rank->acts;
     if (layout.dp > 1) {
-        gather_rows(rank, n_rows);
+        gather_rows(rank, layer, n_rows);
     }
     run_products(rank, &dmk_device_of(rank)->layers[layer], layout.dp > 1 ? a->got.x : a->norm,
                  n_rows);
@@ -344,6 +363,7 @@ void dmk_device_finish(struct dmk_rank *rank, uint32_t layer)
     for (uint32_t r = 0; r < engine->n_ranks; r++) {
         add.sum[r] = engine->ranks[r].acts.part + (size_t)first * s->hidden;
     }
+    add.meeting = meeting_of(rank, engine->ranks, engine->n_ranks, layer, DMK_MEET_PARTS);
     rank->kernels.add_norm(&add, rank->stream);
 }
 

@@ -1,12 +1,17 @@
 /* A step on devices: plans to the ranks, the parts of all layers in order, results back; and the graphs of decode
  * steps. On the engine's thread, which launches for all ranks and waits at the end.
  *
- * Ranks are ordered by events, never by kernels that wait for each other: ranks may share a device, where a
- * waiting kernel could keep the one out that it waits for. To meet, every rank's stream records an event behind
- * its part and waits for those of the others; what the others wrote before is then there to be read from their
- * memory. A layer has a meeting after attention (of a group), one after the choice of experts (of all, with more
- * than one group), and one after the experts (of all). One meeting for each exchange is enough, there is no second
- * one that says "I have read", because no two exchanges in a row use the same memory:
+ * Where one reads what others have written, ranks meet first. A layer has a meeting after attention (of a group),
+ * one after the choice of experts (of all, with more than one group), and one after the experts (of all). There are two
+ * ways to meet. By events: every rank's stream records one behind its part and waits for those of the others. This
+ * is right for ranks that share a device, where a kernel that waits could keep the one out that it waits for. And by
+ * words in memory (dmk_meeting): the kernel that reads tells the others and waits to hear of them, which takes some
+ * microseconds less. That is done in graphs, where each rank has a device of its own and all rows have room on it at
+ * once. Not in steps that are launched kernel by kernel: the first launch of a kernel may load its code, which waits for
+ * what runs on the device, and that must not be waiting for a launch that comes after.
+ *
+ * One meeting for each exchange is enough, there is no second one that says "I have read", because no two exchanges
+ * in a row use the same memory:
  *
  *     sum     written by attend, read by choose, written again by attend of the next layer
  *     norm, chosen, weights   written by choose, read by others' experts, written again by finish and choose
@@ -21,6 +26,7 @@
 #include "common/base/clock.h"
 
 #define CAPTURE_NS (60 * 1000000000ull) /* at most, for all graphs */
+#define TELL_ROWS  128 /* blocks of a kernel that waits: all run at once on any device */
 
 /* What follows is launched on this rank's device. */
 static void bind(struct dmk_rank *rank)
@@ -42,9 +48,12 @@ static void wait_for(struct dmk_rank *rank, struct dmk_rank *other)
     }
 }
 
-/* n ranks from the first one on wait for each other. */
+/* n ranks from the first one on wait for each other, unless the kernels behind this place do so. */
 static void meet(struct dmk_rank *first, uint32_t n)
 {
+    if (first->engine->device->tell) {
+        return;
+    }
     for (uint32_t i = 0; i < n && n > 1; i++) {
         record_here(&first[i]);
     }
@@ -53,6 +62,19 @@ static void meet(struct dmk_rank *first, uint32_t n)
             wait_for(&first[i], &first[j]);
         }
     }
+}
+
+/* How ranks meet in a step whose plans are there, and the numbers of its meetings. */
+static void plan_meetings(struct dmk_engine *engine, bool graph)
+{
+    struct dmk_device *dev = engine->device;
+    uint32_t n_rows = 0;
+    for (uint32_t g = 0; g < engine->conf.layout.dp; g++) {
+        engine->plans[g].counts->meetings = dev->meetings;
+        n_rows += engine->plans[g].n_rows;
+    }
+    dev->tell = graph && !engine->shares_devices && n_rows <= TELL_ROWS;
+    dev->meetings += engine->shape.n_layers * DMK_MEETINGS;
 }
 
 /* The first waits for the others. */
@@ -408,6 +430,7 @@ int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
         plan_picks(p, step->picks ? step->picks + at : NULL, n_logits[g]);
         at += n_logits[g];
     }
+    plan_meetings(engine, graph != NULL);
     for (uint32_t r = 0; r < engine->n_ranks; r++) {
         bind(&engine->ranks[r]);
         send_plan(&engine->ranks[r]);
@@ -430,6 +453,7 @@ static int warm(struct dmk_engine *engine, uint32_t size, struct dmk_graph **gra
         pad_plan(engine, p, size);
         plan_picks(p, NULL, 0);
     }
+    plan_meetings(engine, graph != NULL);
     for (uint32_t r = 0; r < engine->n_ranks; r++) {
         bind(&engine->ranks[r]);
         send_plan(&engine->ranks[r]);
@@ -454,7 +478,7 @@ int dmk_device_capture(struct dmk_engine *engine, struct dmk_error *reterr)
         return 0;
     }
     be->ops->bind(be);
-    status = warm(engine, 1, NULL);
+    status = warm(engine, 1, NULL); /* by events, with all code loaded before anything waits */
     for (uint32_t n = 1, index; n <= most && status == 0;) {
         const uint32_t size = bucket_in(&engine->conf, n, &index);
         if (index >= DMK_DEVICE_MAX_BUCKETS) {

@@ -183,9 +183,10 @@ static int reach_all(struct dmk_engine *engine, struct dmk_error *reterr)
         for (uint32_t j = 0; j < engine->n_ranks; j++) {
             struct dmk_backend *be = engine->ranks[i].backend, *other = engine->ranks[j].backend;
             int status = i == j ? 0 : be->ops->reach(be, other, reterr);
-            if (status != 0) {
+            if (status < 0) {
                 return status;
             }
+            engine->shares_devices = engine->shares_devices || status > 0;
         }
     }
     return 0;

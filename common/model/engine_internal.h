@@ -18,6 +18,7 @@ struct dmk_team;
 struct dmk_step_counts {
     uint32_t n_live; /* rows that are no padding */
     uint32_t n_splits;
+    uint32_t meetings; /* of all steps before, see device_step.c */
 };
 
 struct dmk_step_plan {
@@ -100,6 +101,7 @@ struct dmk_engine {
     uint32_t n_positions;      /* rows of the rope table: positions that pages can hold */
     float *rope;               /* [n_positions][32][2] */
     struct dmk_device *device; /* NULL on hosts */
+    bool shares_devices;       /* two ranks are on one */
     /* The arrays of plans, for the rows of all groups, and the blocks in which they lie one after the other. On
      * hosts the groups share the first, on devices each has its own. */
     struct dmk_step_plan rooms[DMK_ENGINE_MAX_RANKS];

@@ -123,6 +123,42 @@ void dmk_cuda_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *st
     }
 }
 
+#define MEETING_NS 20000000000ull /* a rank that does not come is gone */
+
+__device__ __forceinline__ uint64_t now_ns()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+/* The first block tells, all wait. The release hands on what the kernels before have written, since the first
+ * block has waited for them; the acquires and the barrier bring what the others have written. */
+__device__ __forceinline__ void meet(const struct dmk_meeting &m)
+{
+    if (m.n == 0) {
+        return;
+    }
+    if (threadIdx.x < m.n) {
+        const uint32_t want = *m.base + m.number;
+        if (blockIdx.x == 0) {
+            asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(m.tell[threadIdx.x]), "r"(want) : "memory");
+        }
+        const uint64_t begin = now_ns();
+        for (uint32_t i = 1;; i++) {
+            uint32_t heard;
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(heard) : "l"(m.hear + threadIdx.x) : "memory");
+            if ((int32_t)(heard - want) >= 0) {
+                break;
+            }
+            if (i % 1024 == 0 && now_ns() - begin > MEETING_NS) {
+                __trap();
+            }
+        }
+    }
+    __syncthreads();
+}
+
 /* The tree over the sums of R ranks; all loads are under way before the first addition. */
 template <int R>
 __device__ __forceinline__ void load_tree(float (&sum)[8], const struct dmk_add_norm_args &a, size_t at)
@@ -150,6 +186,7 @@ template <int R> __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(
 {
     dmk_pdl_wait();
     dmk_pdl_next();
+    meet(a.meeting);
     uint16_t *row = a.x + (size_t)blockIdx.x * a.hidden;
     uint4 x[MAX_VEC];
 #pragma unroll
@@ -289,6 +326,7 @@ __global__ void __launch_bounds__(ROW_THREADS) gather_kernel(struct dmk_gather_a
 {
     dmk_pdl_wait();
     dmk_pdl_next();
+    meet(a.meeting);
     uint32_t g = 0;
 #pragma unroll
     for (uint32_t i = 1; i < DMK_MAX_SOURCES; i++) {

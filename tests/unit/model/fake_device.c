@@ -16,11 +16,12 @@ struct op {
     struct op *next; /* of its stream */
     enum kind kind;
     void (*fn)(const void *args); /* RUN */
-    struct dmk_event *event;      /* RECORD, WAIT */
-    uint64_t ticket;              /* what a record gives the event and a wait wants of it */
-    struct op *target;            /* a captured wait: the record of the graph that it waits for */
-    bool done;                    /* a captured record, in the run of the graph */
-    struct dmk_graph *graph;      /* GRAPH */
+    bool (*ready)(const void *args);
+    struct dmk_event *event; /* RECORD, WAIT */
+    uint64_t ticket;         /* what a record gives the event and a wait wants of it */
+    struct op *target;       /* a captured wait: the record of the graph that it waits for */
+    bool done;               /* a captured record, in the run of the graph */
+    struct dmk_graph *graph; /* GRAPH */
     _Alignas(16) uint8_t args[];
 };
 
@@ -53,7 +54,7 @@ struct fake {
 
 static struct {
     uint64_t seed, n_draws;
-    uint32_t n_streams;
+    bool share;
     struct fake_stream *streams[MAX_STREAMS];
     struct queues queues;
     struct dmk_graph *capture;
@@ -64,6 +65,11 @@ static struct {
 void fake_device_seed(uint64_t seed)
 {
     sim.seed = seed;
+}
+
+void fake_device_share(bool share)
+{
+    sim.share = share;
 }
 
 struct fake_device_stats fake_device_stats(void)
@@ -104,10 +110,11 @@ static void append(struct fake_stream *s, struct op *op)
     q->last[s->id] = op;
 }
 
-void fake_device_queue(struct dmk_stream *stream, void (*fn)(const void *args), const void *args,
-                       size_t bytes)
+void fake_device_queue(struct dmk_stream *stream, bool (*ready)(const void *args),
+                       void (*fn)(const void *args), const void *args, size_t bytes)
 {
     struct op *op = new_op(RUN, bytes);
+    op->ready = ready;
     op->fn = fn;
     memcpy(op->args, args, bytes);
     append(stream_of(stream), op);
@@ -119,7 +126,7 @@ void fake_device_queue(struct dmk_stream *stream, void (*fn)(const void *args), 
 static bool can_run(const struct op *op)
 {
     if (!op || op->kind != WAIT) {
-        return op != NULL;
+        return op && (!op->ready || op->ready(op->args));
     }
     return op->target ? op->target->done : op->event->n_done >= op->ticket;
 }
@@ -260,7 +267,7 @@ static void copy_rows(struct dmk_backend *be, struct dmk_stream *stream, void *d
 {
     const struct copy c = {dst, src, dst_stride, src_stride, row_bytes, n_rows};
     (void)be;
-    fake_device_queue(stream, run_copy, &c, sizeof(c));
+    fake_device_queue(stream, NULL, run_copy, &c, sizeof(c));
 }
 
 static void copy(struct dmk_backend *be, struct dmk_stream *stream, void *dst, const void *src,
@@ -401,7 +408,7 @@ static int reach(struct dmk_backend *be, struct dmk_backend *other, struct dmk_e
     (void)be;
     (void)other;
     (void)reterr;
-    return 0;
+    return sim.share;
 }
 
 static void fill(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,

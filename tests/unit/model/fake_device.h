@@ -6,6 +6,7 @@
  * in another order each time. What a real capture would refuse is asserted. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct fake_device_stats {
@@ -14,4 +15,6 @@ struct fake_device_stats {
 };
 
 void fake_device_seed(uint64_t seed);
+/* Whether backends opened from here on say that they are on one device; then kernels must not wait for others. */
+void fake_device_share(bool share);
 struct fake_device_stats fake_device_stats(void);

@@ -6,6 +6,7 @@
 
 void fake_kernels(struct dmk_kernels *ret_kernels);
 
-/* Of fake_device.c: fn runs later, with a copy of the arguments. */
-void fake_device_queue(struct dmk_stream *stream, void (*fn)(const void *args), const void *args,
-                       size_t bytes);
+/* Of fake_device.c: fn runs later, with a copy of the arguments, and after ready (if there is one) has said yes: it is
+ * asked when all before it in the stream has run, now and then. */
+void fake_device_queue(struct dmk_stream *stream, bool (*ready)(const void *args),
+                       void (*fn)(const void *args), const void *args, size_t bytes);

@@ -202,11 +202,14 @@ static void test_layouts(void **state)
                 if (format == DMK_EXPERTS_BF16 && tp * dp != 4) {
                     continue;
                 }
+                const bool share = draw(77, tp * 10 + dp + (uint32_t)format, 2) == 0;
+                fake_device_share(share);
                 struct dmk_engine *engine = open_layout(weights, "cuda", tp, dp);
                 const struct fake_device_stats before = fake_device_stats();
                 uint32_t group = 0, place = 0;
                 char what[64];
-                snprintf(what, sizeof(what), "format %d, tp %u, dp %u", format, tp, dp);
+                snprintf(what, sizeof(what), "format %d, tp %u, dp %u, %s", format, tp, dp,
+                         share ? "events" : "words");
                 for (uint32_t i = 0; i < MAX_SEQS; i++) {
                     const uint32_t next = group + draw(tp * 10 + dp, i, dp - group);
                     place = next == group ? place : 0;
