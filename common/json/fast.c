@@ -223,7 +223,7 @@ static json_t *read_number(struct reader *r)
         r->p++;
     }
     if (r->p > digits && r->p - digits <= INT_DIGITS && (*digits != '0' || r->p == digits + 1) &&
-        (r->p == r->end || !memchr(".eE", *r->p, 3))) {
+        (r->p == r->end || (*r->p != '.' && *r->p != 'e' && *r->p != 'E'))) {
         return json_integer(*start == '-' ? -value : value);
     }
     while (r->p < r->end && *r->p != '\0' && strchr("0123456789+-.eE", *r->p)) {

@@ -11,7 +11,6 @@
 #define MAX_FILES   8192u
 #define MAX_COPIED  64u
 #define MAX_INEXACT (1u << 20)
-#define FORMAT      "damask-converted"
 #define CHECKSUM    "\"checksum\""
 
 /* Where sentences are about: "DIR/manifest.json: files[3]". */
@@ -169,7 +168,7 @@ static int read_root(const char *path, struct dmk_manifest *m, struct dmk_error 
     if (!json_is_object(m->root)) {
         return dmk_error_set(reterr, -DMK_EFORMAT, "%s: must be an object", path);
     }
-    if ((r = read_word(m->root, path, "format", FORMAT, reterr)) < 0 ||
+    if ((r = read_word(m->root, path, "format", DMK_MANIFEST_FORMAT, reterr)) < 0 ||
         (r = dmk_json_get_u32(m->root, path, "version", DMK_JSON_REQUIRED, 0, UINT32_MAX, &version,
                               reterr)) < 0) {
         return r;
@@ -406,9 +405,9 @@ static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
         (void)json_array_append_new(copied, describe_file(&m->copied[i]));
     }
     return json_pack("{s:s, s:i, s:s, s:{s:s}, s:{s:I, s:I, s:I}, s:s, s:s, s:i, s:o, s:o}",
-                     "format", FORMAT, "version", (int)DMK_MANIFEST_VERSION, "model_id", id,
-                     "source", "path", m->source, "layout", "tp", (json_int_t)cut->layout.tp, "dp",
-                     (json_int_t)cut->layout.dp, "ep",
+                     "format", DMK_MANIFEST_FORMAT, "version", (int)DMK_MANIFEST_VERSION,
+                     "model_id", id, "source", "path", m->source, "layout", "tp",
+                     (json_int_t)cut->layout.tp, "dp", (json_int_t)cut->layout.dp, "ep",
                      (json_int_t)(cut->layout.tp * cut->layout.dp), "dense", "bf16", "experts",
                      dmk_cut_format_name(cut->experts), "alignment", (int)DMK_CUT_ALIGN,
                      "exactness", describe_exactness(m), "copied", copied);

@@ -10,7 +10,8 @@
 #include "common/model/cut.h"
 
 #define DMK_MANIFEST_NAME    "manifest.json"
-#define DMK_MANIFEST_JOURNAL "convert.journal" /* of a conversion that has not ended */
+#define DMK_MANIFEST_JOURNAL "convert.journal"  /* of a conversion that has not ended */
+#define DMK_MANIFEST_FORMAT  "damask-converted" /* stands at its beginning */
 #define DMK_MANIFEST_VERSION 1u
 
 struct dmk_manifest_file {

@@ -72,6 +72,8 @@ static inline bool dmk_part_fits(uint32_t left, uint32_t right)
 /* A token that covers a border between two characters and cuts one of them. */
 struct dmk_cut {
     uint32_t id;
+    uint32_t near,
+        mask; /* its bytes among the two on either side of the border, and which of them it has */
     uint8_t before; /* its bytes in front of the border */
 };
 

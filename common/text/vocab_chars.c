@@ -22,14 +22,23 @@ bool dmk_vocab_cut(const struct dmk_vocab *vocab, const struct dmk_borders *bord
                    struct dmk_bytes piece, size_t pos, uint32_t id)
 {
     const uint32_t place = dmk_border_place(piece.data[pos - 1], piece.data[pos]);
+    const bool inside = pos >= 2 && piece.len - pos >= 2;
+    uint32_t near = 0;
 
+    if (inside) {
+        memcpy(&near, piece.data + pos - 2, 4);
+    }
     for (uint32_t i = borders->first[place]; i < borders->first[place + 1]; i++) {
         const struct dmk_cut *cut = &borders->cuts[i];
-        const struct dmk_bytes token = dmk_token_bytes(vocab, cut->id);
+        struct dmk_bytes token;
 
         if (cut->id >= id) {
             break;
         }
+        if (inside && ((near ^ cut->near) & cut->mask) != 0) {
+            continue; /* most of them, without a look at the token */
+        }
+        token = dmk_token_bytes(vocab, cut->id);
         if (cut->before <= pos && token.len - cut->before <= piece.len - pos &&
             memcmp(piece.data + pos - cut->before, token.data, token.len) == 0) {
             return true;
@@ -59,6 +68,22 @@ static size_t end_cut(struct dmk_bytes token)
         lead--;
     }
     return lead > 0 && announced(token.data[lead - 1]) > token.len - (lead - 1) ? lead - 1 : 0;
+}
+
+static struct dmk_cut make_cut(uint32_t id, struct dmk_bytes token, size_t before)
+{
+    struct dmk_cut cut = {.id = id, .before = (uint8_t)before};
+    uint8_t near[4] = {0}, mask[4] = {0};
+
+    for (size_t i = 0; i < 4; i++) {
+        if (before + i >= 2 && before + i - 2 < token.len) {
+            near[i] = token.data[before + i - 2];
+            mask[i] = 0xff;
+        }
+    }
+    memcpy(&cut.near, near, 4);
+    memcpy(&cut.mask, mask, 4);
+    return cut;
 }
 
 static int index_cuts(struct dmk_vocab *vocab, struct dmk_borders *borders,
@@ -94,7 +119,7 @@ static int index_cuts(struct dmk_vocab *vocab, struct dmk_borders *borders,
         if (cut > 0) {
             const uint32_t place = dmk_border_place(token.data[cut - 1], token.data[cut]);
 
-            borders->cuts[next[place]++] = (struct dmk_cut){id, (uint8_t)cut};
+            borders->cuts[next[place]++] = make_cut(id, token, cut);
         }
     }
     return 0;

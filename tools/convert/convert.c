@@ -2,9 +2,7 @@
  * file after file. */
 #include "tools/convert/convert.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,165 +20,9 @@
 #define DEFAULT_JOBS    8u
 #define MAX_SMALL_BYTES (128u << 20)
 
-/* Taken along as they are: the engine reads the first two, the router or other programs the rest. */
-static const char *const small_files[] = {
-    "config.json",           "generation_config.json",  "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "o200k_base.tiktoken",
-};
-#define N_SMALL (sizeof(small_files) / sizeof(small_files[0]))
-
 uint64_t dmk_convert_memory(uint32_t n_jobs)
 {
     return (64ull + 16ull * n_jobs) << 20;
-}
-
-/* ---- the folder ---- */
-
-static bool ends_with(const char *name, const char *end)
-{
-    const size_t n = strlen(name), len = strlen(end);
-
-    return n >= len && strcmp(name + n - len, end) == 0;
-}
-
-/* Whether a conversion may have made a file of this name. */
-static bool is_ours(const char *name)
-{
-    bool ours = ends_with(name, ".safetensors") || ends_with(name, ".part") ||
-                strcmp(name, DMK_MANIFEST_NAME) == 0 || strcmp(name, DMK_MANIFEST_JOURNAL) == 0;
-
-    for (size_t i = 0; i < N_SMALL; i++) {
-        ours = ours || strcmp(name, small_files[i]) == 0;
-    }
-    return ours;
-}
-
-/* Calls fn for every entry; 0 or what it returned first. */
-static int each_entry(struct convert_run *run, int (*fn)(struct convert_run *run, const char *name),
-                      struct dmk_error *reterr)
-{
-    const int fd = openat(run->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
-    struct dirent *e;
-    int r = 0;
-
-    if (!d) {
-        if (fd >= 0) {
-            (void)close(fd);
-        }
-        return dmk_error_set(reterr, -DMK_EIO, "%s: can not be listed: %s", run->conf->dst,
-                             strerror(errno));
-    }
-    while (r == 0 && (e = readdir(d))) {
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
-            r = fn(run, e->d_name);
-        }
-    }
-    closedir(d);
-    return r;
-}
-
-static int count_entry(struct convert_run *run, const char *name)
-{
-    (void)run;
-    (void)name;
-    return 1;
-}
-
-static int remove_ours(struct convert_run *run, const char *name)
-{
-    if (is_ours(name)) {
-        (void)unlinkat(run->dir_fd, name, 0); /* a rest is overwritten or in nobody's way */
-    }
-    return 0;
-}
-
-static int remove_part(struct convert_run *run, const char *name)
-{
-    if (ends_with(name, ".part")) {
-        (void)unlinkat(run->dir_fd, name, 0);
-    }
-    return 0;
-}
-
-static bool has_entry(const struct convert_run *run, const char *name)
-{
-    return faccessat(run->dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-static int open_folder(struct convert_run *run, struct dmk_error *reterr)
-{
-    const char *dst = run->conf->dst;
-
-    if (mkdir(dst, 0755) < 0 && errno != EEXIST) {
-        return dmk_error_set(reterr, -DMK_EIO, "%s: can not be made: %s", dst, strerror(errno));
-    }
-    run->dir_fd = open(dst, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return run->dir_fd >= 0
-               ? 0
-               : dmk_error_set(reterr, -DMK_EIO, "%s: can not be opened as a folder: %s", dst,
-                               strerror(errno));
-}
-
-static int prepare_folder(struct convert_run *run, struct dmk_error *reterr)
-{
-    const bool known = has_entry(run, DMK_MANIFEST_NAME) || has_entry(run, DMK_MANIFEST_JOURNAL);
-    int r = 0;
-
-    if (!known && (r = each_entry(run, count_entry, reterr)) != 0) {
-        return r < 0
-                   ? r
-                   : dmk_error_set(reterr, -DMK_EINVAL,
-                                   "%s: is not empty and holds no conversion; name another folder",
-                                   run->conf->dst);
-    }
-    if (known && run->conf->force) {
-        (void)unlinkat(run->dir_fd, DMK_MANIFEST_NAME,
-                       0); /* first: without it nothing else counts */
-        r = each_entry(run, remove_ours, reterr);
-    }
-    return r;
-}
-
-static int sync_rename(struct convert_run *run, const char *name, struct dmk_error *reterr)
-{
-    char part[96];
-
-    (void)snprintf(part, sizeof(part), "%s.part", name);
-    if (renameat(run->dir_fd, part, run->dir_fd, name) < 0 || fsync(run->dir_fd) < 0) {
-        return convert_write_failed(run, name, errno, reterr);
-    }
-    return 0;
-}
-
-int convert_put_file(struct convert_run *run, const char *name, struct dmk_str text,
-                     struct dmk_error *reterr)
-{
-    char part[96];
-    size_t done = 0;
-    int fd, err = 0;
-
-    (void)snprintf(part, sizeof(part), "%s.part", name);
-    fd = openat(run->dir_fd, part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        return convert_write_failed(run, part, errno, reterr);
-    }
-    while (done < text.len && !err) {
-        const ssize_t n = write(fd, text.data + done, text.len - done);
-
-        done += n > 0 ? (size_t)n : 0;
-        err = n < 0 && errno != EINTR ? errno : 0;
-    }
-    if (!err && fsync(fd) < 0) {
-        err = errno;
-    }
-    (void)close(fd);
-    if (err) {
-        (void)unlinkat(run->dir_fd, part, 0);
-        return convert_write_failed(run, name, err, reterr);
-    }
-    return sync_rename(run, name, reterr);
 }
 
 static int check_space(const struct convert_run *run, struct dmk_error *reterr)
@@ -233,7 +75,7 @@ static int do_file(struct convert_run *run, uint32_t i, struct dmk_error *reterr
         }
     }
     if ((r = convert_write_file(run, file, d, reterr)) < 0 ||
-        (r = sync_rename(run, file->name, reterr)) < 0) {
+        (r = convert_take_name(run, file->name, reterr)) < 0) {
         return r;
     }
     return convert_journal_add(run, i, reterr);
@@ -330,23 +172,24 @@ static int copy_small(struct convert_run *run, struct dmk_manifest *m, struct dm
     int r = 0;
 
     dmk_buf_init(&text, MAX_SMALL_BYTES);
-    for (size_t i = 0; i < N_SMALL && r == 0; i++) {
+    for (size_t i = 0; i < CONVERT_N_SMALL && r == 0; i++) {
         for (size_t d = 0; d < 2; d++) {
             struct dmk_manifest_file *f = &m->copied[m->n_copied];
             char path[4096];
             struct stat st;
 
-            (void)snprintf(path, sizeof(path), "%.4000s/%s", dirs[d], small_files[i]);
+            (void)snprintf(path, sizeof(path), "%.4000s/%s", dirs[d], convert_small_files[i]);
             if (stat(path, &st) < 0) {
                 continue;
             }
             dmk_buf_reset(&text);
-            if ((r = dmk_file_read(path, small_files[i], MAX_SMALL_BYTES, &text, NULL, reterr)) <
-                    0 ||
-                (r = convert_put_file(run, small_files[i], dmk_buf_str(&text), reterr)) < 0) {
+            if ((r = dmk_file_read(path, convert_small_files[i], MAX_SMALL_BYTES, &text, NULL,
+                                   reterr)) < 0 ||
+                (r = convert_put_file(run, convert_small_files[i], dmk_buf_str(&text), reterr)) <
+                    0) {
                 break;
             }
-            (void)snprintf(f->name, sizeof(f->name), "%s", small_files[i]);
+            (void)snprintf(f->name, sizeof(f->name), "%s", convert_small_files[i]);
             f->n_bytes = text.len;
             f->checksum = dmk_checksum128(text.data, text.len);
             m->n_copied++;
@@ -409,7 +252,7 @@ static int finish(struct convert_run *run, struct dmk_manifest *m, struct dmk_er
     int r;
 
     m->files = calloc(cut->n_files, sizeof(m->files[0]));
-    m->copied = calloc(N_SMALL, sizeof(m->copied[0]));
+    m->copied = calloc(CONVERT_N_SMALL, sizeof(m->copied[0]));
     if (!m->files || !m->copied) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the manifest of %u files",
                              cut->n_files);
@@ -435,7 +278,7 @@ static int finish(struct convert_run *run, struct dmk_manifest *m, struct dmk_er
     dmk_buf_fini(&text);
     if (r == 0) {
         (void)unlinkat(run->dir_fd, DMK_MANIFEST_JOURNAL, 0);
-        (void)each_entry(run, remove_part, NULL);
+        (void)convert_folder_tidy(run, NULL);
     }
     return r;
 }
@@ -508,17 +351,18 @@ static int convert(struct convert_run *run, struct dmk_manifest *m,
 {
     int r;
 
-    if ((r = open_folder(run, reterr)) < 0 || (r = prepare_folder(run, reterr)) < 0) {
+    if ((r = convert_folder_open(run, reterr)) < 0 ||
+        (r = convert_folder_prepare(run, reterr)) < 0) {
         return r;
     }
     report->n_files = run->cut->n_files;
     report->n_bytes = run->cut->n_bytes;
-    if (has_entry(run, DMK_MANIFEST_NAME)) {
+    if (convert_folder_has(run, DMK_MANIFEST_NAME)) {
         report->was_complete = true;
         return check_complete(run, m, reterr);
     }
     if ((r = convert_journal_open(run, stamp_of(run), reterr)) < 0 ||
-        (r = each_entry(run, remove_part, reterr)) < 0 || (r = check_space(run, reterr)) < 0 ||
+        (r = convert_folder_tidy(run, reterr)) < 0 || (r = check_space(run, reterr)) < 0 ||
         (r = run_threads(run, false, reterr)) < 0) {
         return r;
     }

@@ -62,6 +62,19 @@ int convert_write_file(struct convert_run *run, const struct dmk_cut_file *file,
 int convert_check_file(struct convert_run *run, const char *name, const struct convert_done *done,
                        struct dmk_error *reterr);
 
+/* Config and vocabulary, which are taken along as they are. */
+#define CONVERT_N_SMALL 7
+extern const char *const convert_small_files[CONVERT_N_SMALL];
+
+/* The folder dst. prepare refuses what is not of a conversion, and empties it when conf.force is set; tidy removes
+ * what a run that was stopped left half written. */
+int convert_folder_open(struct convert_run *run, struct dmk_error *reterr);
+int convert_folder_prepare(struct convert_run *run, struct dmk_error *reterr);
+int convert_folder_tidy(struct convert_run *run, struct dmk_error *reterr);
+bool convert_folder_has(const struct convert_run *run, const char *name);
+/* name.part becomes name, on the disk too when it returns. */
+int convert_take_name(struct convert_run *run, const char *name, struct dmk_error *reterr);
+
 /* The journal. open makes it, or reads one with this stamp into done; it is locked against other runs. */
 int convert_journal_open(struct convert_run *run, struct dmk_id128 stamp, struct dmk_error *reterr);
 int convert_journal_add(struct convert_run *run, uint32_t file, struct dmk_error *reterr);

@@ -6,9 +6,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/base/clock.h"
 #include "common/model/engine.h"
 
 #define MAX_IDS 8192
+
+/* When weights were half loaded: a device's are read first, and then sent. */
+static uint64_t half_ns, half_bytes;
+
+static void on_progress(void *ud, uint64_t done, uint64_t total)
+{
+    (void)ud;
+    if (half_ns == 0 && done >= total / 2) {
+        half_ns = dmk_clock_ns();
+        half_bytes = done;
+    }
+}
 
 int main(int argc, char **argv)
 {
@@ -35,11 +48,16 @@ int main(int argc, char **argv)
                                          .n_window_pages = 3,
                                          .max_step_tokens = chunk,
                                          .max_step_seqs = 1,
-                                         .max_logit_rows = chunk};
+                                         .max_logit_rows = chunk,
+                                         .on_progress = on_progress};
+    const uint64_t start = dmk_clock_ns();
     if (dmk_engine_open(&conf, &engine, &error) != 0) {
         fprintf(stderr, "check_logits: %s\n", error.text);
         return 1;
     }
+    fprintf(stderr, "check_logits: %.2f GB read in %.2f s, open after %.2f s\n",
+            (double)half_bytes / 1e9, (double)(half_ns - start) / 1e9,
+            (double)(dmk_clock_ns() - start) / 1e9);
     const size_t vocab = dmk_engine_shape(engine)->vocab;
     float *logits = malloc(chunk * vocab * sizeof(float));
     FILE *out = fopen(argv[4], "wb");
