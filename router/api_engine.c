@@ -204,10 +204,10 @@ static int read_constraint(struct parse *p, const params_msg *in)
     case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE:
         return read_choice(p, in->choice);
     case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR:
-        return dmk_api_bad_code(
-            p->err, "unsupported_value", "grammar",
-            "grammars in EBNF are not available: json_schema, regex, choice and "
-            "structural_tag are");
+        rc = check_text(p, in->grammar, "grammar");
+        return rc < 0 ? rc
+                      : dmk_constraint_from_grammar(dmk_str_from(in->grammar), "grammar", scope,
+                                                    out, p->err);
     default:
         return 0;
     }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/chat/format.h"
+#include "common/schema/ebnf.h"
 #include "common/schema/regex.h"
 
 #define MAX_CHOICES      1024
@@ -230,6 +231,24 @@ int dmk_constraint_from_regex(struct dmk_str pattern, const char *param,
         dmk_build_end(c.build, piece, 0, DMK_BUILD_NO_MAX);
     }
     if (rc == 0 && scope == DMK_CONSTRAIN_FINAL) {
+        build_root(&c, rule, scope);
+    }
+    return dmk_constraint__close(&c, rc, param, out, reterr);
+}
+
+int dmk_constraint_from_grammar(struct dmk_str grammar, const char *param,
+                                enum dmk_constraint_scope scope, struct dmk_buf *out,
+                                struct dmk_api_error *reterr)
+{
+    struct dmk_compiler c;
+    uint32_t rule = 0;
+    int rc = dmk_constraint__open(&c, reterr);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = dmk_ebnf_add(c.build, grammar, &rule, &c.error);
+    if (rc == 0) {
         build_root(&c, rule, scope);
     }
     return dmk_constraint__close(&c, rc, param, out, reterr);

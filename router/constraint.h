@@ -31,6 +31,10 @@ int dmk_constraint_from_json_schema(struct dmk_str schema, const char *param,
 int dmk_constraint_from_regex(struct dmk_str pattern, const char *param,
                               enum dmk_constraint_scope scope, struct dmk_buf *out,
                               struct dmk_api_error *reterr);
+/* grammar: EBNF (common/schema/ebnf.h). */
+int dmk_constraint_from_grammar(struct dmk_str grammar, const char *param,
+                                enum dmk_constraint_scope scope, struct dmk_buf *out,
+                                struct dmk_api_error *reterr);
 int dmk_constraint_from_choice(const struct dmk_str *choices, size_t n, const char *param,
                                enum dmk_constraint_scope scope, struct dmk_buf *out,
                                struct dmk_api_error *reterr);

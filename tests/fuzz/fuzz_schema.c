@@ -1,5 +1,5 @@
 /* Fuzz target of what clients send as the form of an answer. Input: a byte that says what it is (a schema, a regular
- * expression, a structural tag), then its text. Checked: it is refused with a sentence and nothing is written, or
+ * expression, a grammar, a structural tag), then its text. Checked: it is refused with a sentence and nothing is written, or
  * compiled to an automaton that workers accept and that never leads into a dead end. */
 #include "common/base/assert.h"
 #include "router/constraint.h"
@@ -26,14 +26,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     dmk_buf_init(&blob, 0);
-    if (data[0] == 'r') {
+    if (data[0] == 'r' || data[0] == 'e') {
         /* The router's texts are UTF-8. */
         for (size_t i = 0; i < text.len; i++) {
             if ((uint8_t)text.data[i] >= 0x80) {
                 return 0;
             }
         }
-        r = dmk_constraint_from_regex(text, "pattern", DMK_CONSTRAIN_ALL, &blob, &err);
+        r = data[0] == 'r'
+                ? dmk_constraint_from_regex(text, "pattern", DMK_CONSTRAIN_ALL, &blob, &err)
+                : dmk_constraint_from_grammar(text, "grammar", DMK_CONSTRAIN_ALL, &blob, &err);
     } else if (data[0] == 't') {
         r = dmk_constraint_from_structural_tag(text, "structural_tag", &blob, &err);
     } else {

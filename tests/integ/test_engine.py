@@ -138,7 +138,7 @@ def test_what_is_refused(workers):
                    dict(sampling=dict(logprobs=21)), dict(sampling=dict(max_tokens=0)), dict(sampling=dict(max_tokens=5000)),
                    dict(sampling=dict(logit_bias={201088: 1.0})), dict(sampling=dict(logit_bias={-1: 1.0})),
                    dict(sampling=dict(stop=[""])), dict(sampling=dict(stop=["a"] * 5)),
-                   dict(sampling=dict(stop_token_ids=[201088])), dict(sampling=dict(grammar="root ::= x")),
+                   dict(sampling=dict(stop_token_ids=[201088])), dict(sampling=dict(grammar="root ::= x")), dict(sampling=dict(grammar="root ::= \"a\0\"")),
                    dict(sampling=dict(truncate_prompt_tokens=5)), dict(mm_inputs=p.MultimodalInputs()),
                    dict(media_refs=p.MediaRefs()), dict(request_id="x" * 129), dict(request_id="a\nb"),
                    dict(kv_transfer_params=p.KvTransferParams(remote_host="169.254.169.254", remote_port=80)),
@@ -260,7 +260,8 @@ def test_constraints_reach_the_worker(workers):
         seen = set()
         for sampling in (dict(json_object=True), dict(json_schema='{"type":"integer"}'), dict(regex="a+"),
                          dict(json_schema='{"type":"integer"}', grammar_from_first_token=True),
-                         dict(choice=e.pb.ChoiceConstraint(choices=["yes", "no"])), dict(structural_tag=tag)):
+                         dict(choice=e.pb.ChoiceConstraint(choices=["yes", "no"])), dict(structural_tag=tag),
+                         dict(grammar='root ::= "a" | "b" root'), dict(grammar='root ::= "a"', grammar_from_first_token=True)):
             e.generate(sampling=sampling)
             constraint = bytes(d.messages("generate")[-1].constraint)
             assert constraint and constraint not in seen

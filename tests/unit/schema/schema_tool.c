@@ -1,6 +1,6 @@
 /* For tests in Python: compiles schemas, samples texts that they allow, and tells which texts they accept.
  *
- * A line of input is {"schema": ..., "samples": N, "seed": S, "texts": [...]}; the answer is a line
+ * A line of input is {"schema": ..., (or "grammar": "EBNF") "samples": N, "seed": S, "texts": [...]}; the answer is a line
  * {"error": "..."} or {"samples": [...], "fits": [...]}. A sample is drawn token by token from the masks; those that
  * are not complete after a bound of tokens are left out. */
 #include "tests/unit/schema/words.h"
@@ -61,10 +61,12 @@ static void sample(struct dmk_walker *walker, const struct dmk_trie *trie,
 
 static json_t *answer(struct dmk_walker *walker, const struct dmk_trie *trie, const json_t *ask)
 {
+    const char *grammar = json_string_value(json_object_get(ask, "grammar"));
     char *schema = json_dumps(json_object_get(ask, "schema"), JSON_ENCODE_ANY);
     const uint64_t seed = (uint64_t)json_integer_value(json_object_get(ask, "seed"));
     struct dmk_error error = {0};
-    struct dmk_automaton *a = compile(schema, &error);
+    struct dmk_automaton *a =
+        grammar ? compile_grammar(grammar, strlen(grammar), &error) : compile(schema, &error);
     json_t *samples = json_array(), *fits = json_array(), *text;
     size_t i;
 

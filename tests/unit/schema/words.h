@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include "common/grammar/walk.h"
 #include "common/json/json.h"
+#include "common/schema/ebnf.h"
 #include "common/schema/schema.h"
 
 #define N_BYTES    256u
@@ -80,6 +81,32 @@ static inline struct dmk_automaton *compile(const char *schema_text, struct dmk_
     dmk_schemas_free(&schemas);
     dmk_build_free(&build);
     json_decref(schema);
+    return r == 0 ? automaton : NULL;
+}
+
+/* The same of a grammar in EBNF. */
+static inline struct dmk_automaton *compile_grammar(const char *text, size_t len,
+                                                    struct dmk_error *reterr)
+{
+    struct dmk_build *build = dmk_build_new();
+    struct dmk_automaton *automaton = NULL;
+    struct dmk_buf blob;
+    uint32_t root, rule = 0;
+    int r;
+
+    dmk_buf_init(&blob, 0);
+    root = dmk_build_declare(build);
+    r = dmk_ebnf_add(build, (struct dmk_str){text, len}, &rule, reterr);
+    if (r == 0) {
+        dmk_build_begin(build, root);
+        dmk_build_end(build, dmk_piece_call(build, rule), 0, DMK_BUILD_NO_MAX);
+        r = dmk_build_finish(build, &blob, reterr);
+    }
+    if (r == 0) {
+        r = dmk_automaton_load(dmk_buf_bytes(&blob), &automaton, reterr);
+    }
+    dmk_buf_fini(&blob);
+    dmk_build_free(&build);
     return r == 0 ? automaton : NULL;
 }
 
