@@ -43,7 +43,7 @@ def roofline_ms(model, phase, batch, context, tp=1, dp=1):
 def find_rival(rivals, row):
     same = [r for r in rivals if r["machine"] == "H200" and all(r[k] == row[k] for k in ("model", "phase", "batch"))
             and (r["context"] == row["context"] or (r["context"] == "130000" and row["context"] == "131072"))
-            and r["tp"] == row["tp"]]
+            and r["tp"] == row["tp"] and row["dp"] == "1"]
     return min(same, key=lambda r: float(r["median_ms"]), default=None)
 
 
