@@ -69,6 +69,7 @@ static void plan_meetings(struct dmk_engine *engine, bool graph)
 {
     struct dmk_device *dev = engine->device;
     uint32_t n_rows = 0;
+    dmk_assert(dev);
     for (uint32_t g = 0; g < engine->conf.layout.dp; g++) {
         engine->plans[g].counts->meetings = dev->meetings;
         n_rows += engine->plans[g].n_rows;
@@ -414,7 +415,7 @@ int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
 {
     const uint32_t n_groups = engine->conf.layout.dp;
     struct dmk_backend *be = engine->ranks[0].backend;
-    uint32_t n_logits[DMK_ENGINE_MAX_RANKS], n_rows = 0, size = 0, at = 0;
+    uint32_t n_logits[DMK_ENGINE_MAX_RANKS] = {0}, n_rows = 0, size = 0, at = 0;
     if (be->ops->bind) {
         be->ops->bind(be);
     }
