@@ -67,7 +67,6 @@ static const struct dmk_field_refused refused[] = {
     {"guided_regex", NULL},
     {"guided_choice", NULL},
     {"guided_grammar", NULL},
-    {"structured_outputs", NULL},
     {"structural_tag", NULL},
     {"logits_processors", NULL},
     {"bad_words", "[]"},
@@ -357,6 +356,21 @@ static int begin(struct parse *p)
     return 0;
 }
 
+/* The final message alone is ruled; a call, or a schema beside it, would be ruled by two. */
+static int read_structured(struct parse *p, const json_t *root)
+{
+    const struct dmk_conv_view *view = dmk_conv_view(p->conv);
+    const json_t *v = dmk_field_get(root, "structured_outputs");
+
+    if (v && (view->output != DMK_OUTPUT_TEXT ||
+              (view->n_tools > 0 && view->tool_choice != DMK_TOOLS_NONE))) {
+        return dmk_api_bad(p->err, "structured_outputs",
+                           "structured_outputs can not stand beside response_format, nor beside "
+                           "tools that may be called");
+    }
+    return dmk_structured_outputs(v, DMK_CONSTRAIN_FINAL, &p->ask->constraint, p->err);
+}
+
 /* What stands in the prompt. */
 static int read_conversation(struct parse *p, const json_t *root)
 {
@@ -388,10 +402,10 @@ static int parse_root(struct parse *p, const json_t *root)
     int rc;
 
     if ((rc = begin(p)) < 0 || (rc = dmk_fields_common(root, p->limits, p->ask, p->err)) < 0 ||
-        (rc = read_limits(p, root)) < 0) {
+        (rc = read_limits(p, root)) < 0 || (rc = read_conversation(p, root)) < 0) {
         return rc;
     }
-    return read_conversation(p, root);
+    return read_structured(p, root);
 }
 
 int dmk_api_chat_parse_root(const json_t *root, const struct dmk_api_limits *limits,

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include "router/fields.h"
+#include "router/structured.h"
 
 static const struct dmk_field fields[] = {
     {"max_tokens", DMK_KIND_INT, 1, INT32_MAX, DMK_ASK_AT(max_tokens),
@@ -32,7 +33,6 @@ static const struct dmk_field_refused refused[] = {
     {"guided_regex", NULL},
     {"guided_choice", NULL},
     {"guided_grammar", NULL},
-    {"structured_outputs", NULL},
     {"logits_processors", NULL},
     {"bad_words", "[]"},
     {"truncate_prompt_tokens", NULL},
@@ -131,7 +131,10 @@ static int parse_root(const json_t *root, const struct dmk_api_limits *limits, s
         (rc = read_prompts(root, ask, reterr)) < 0) {
         return rc;
     }
-    return check_choices(limits, ask, reterr);
+    rc = check_choices(limits, ask, reterr);
+    return rc < 0 ? rc
+                  : dmk_structured_outputs(dmk_field_get(root, "structured_outputs"),
+                                           DMK_CONSTRAIN_ALL, &ask->constraint, reterr);
 }
 
 int dmk_api_completions_parse(struct dmk_bytes body, const struct dmk_api_limits *limits,

@@ -35,7 +35,10 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
         int rc;
 
         dmk_conv_edit(ask->conv)->single_call = !ask->parallel_calls;
-        rc = dmk_constraint_from_conv(dmk_conv_view(ask->conv), &ask->constraint, &r->render_error);
+        rc = ask->constraint.len > 0 /* the dialect has made one */
+                 ? 0
+                 : dmk_constraint_from_conv(dmk_conv_view(ask->conv), &ask->constraint,
+                                            &r->render_error);
         if (rc < 0) {
             return rc;
         }

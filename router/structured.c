@@ -2,6 +2,7 @@
 #include "router/structured.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "router/fields.h"
 
@@ -191,4 +192,99 @@ int dmk_structured_tool_choice(const json_t *v, const char *param, struct dmk_co
     return dmk_api_bad(reterr, param,
                        "%s must be \"auto\", \"none\", \"required\", a function or allowed_tools",
                        param);
+}
+
+/* ---------------------------------------------------------------- structured_outputs */
+
+#define MAX_CHOICES 1024
+
+static int read_choices(const json_t *v, enum dmk_constraint_scope scope, struct dmk_buf *out,
+                        struct dmk_api_error *reterr)
+{
+    static const char param[] = "structured_outputs.choice";
+    struct dmk_str list[MAX_CHOICES];
+    const size_t n = json_array_size(v);
+
+    if (n == 0 || n > MAX_CHOICES) {
+        return dmk_api_bad(reterr, param, "%s must be a list of 1 to %d texts", param, MAX_CHOICES);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!json_is_string(json_array_get(v, i))) {
+            return dmk_api_bad(reterr, param, "%s[%zu] must be a string", param, i);
+        }
+        list[i] = dmk_field_text(json_array_get(v, i));
+    }
+    return dmk_constraint_from_choice(list, n, param, scope, out, reterr);
+}
+
+/* What may come as text or as the object itself: a schema, a structural tag. */
+static int read_json(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                     struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    const bool is_tag = strcmp(param, "structured_outputs.structural_tag") == 0;
+    char *dumped = json_is_string(v) ? NULL : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    const struct dmk_str text = dumped ? dmk_str_from(dumped) : dmk_field_text(v);
+    int rc;
+
+    if (!json_is_string(v) && !json_is_object(v)) {
+        rc = dmk_api_bad(reterr, param, "%s must be an object, or the text of one", param);
+    } else if (is_tag) {
+        rc = dmk_constraint_from_structural_tag(text, param, out, reterr);
+    } else {
+        rc = dmk_constraint_from_json_schema(text, param, scope, out, reterr);
+    }
+    free(dumped);
+    return rc;
+}
+
+static int read_text(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                     struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    if (!json_is_string(v)) {
+        return dmk_api_bad(reterr, param, "%s must be a string", param);
+    }
+    return strcmp(param, "structured_outputs.regex") == 0
+               ? dmk_constraint_from_regex(dmk_field_text(v), param, scope, out, reterr)
+               : dmk_constraint_from_grammar(dmk_field_text(v), param, scope, out, reterr);
+}
+
+int dmk_structured_outputs(const json_t *v, enum dmk_constraint_scope scope, struct dmk_buf *out,
+                           struct dmk_api_error *reterr)
+{
+    static const char *const kinds[] = {"json",    "regex",       "choice",
+                                        "grammar", "json_object", "structural_tag"};
+    const json_t *value = NULL;
+    size_t kind = 0, n = 0;
+    char param[64];
+
+    if (!v) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        const json_t *member = dmk_field_get(v, kinds[i]);
+
+        if (member && !json_is_false(member)) {
+            value = member;
+            kind = i;
+            n++;
+        }
+    }
+    if (n != 1) {
+        return dmk_api_bad(reterr, "structured_outputs",
+                           "structured_outputs must be an object with one of json, regex, choice, "
+                           "grammar, json_object and structural_tag");
+    }
+    (void)snprintf(param, sizeof(param), "structured_outputs.%s", kinds[kind]);
+    switch (kind) {
+    case 2:
+        return read_choices(value, scope, out, reterr);
+    case 4:
+        return json_is_true(value) ? dmk_constraint_from_json_object(scope, out, reterr)
+                                   : dmk_api_bad(reterr, param, "%s must be true or false", param);
+    case 1:
+    case 3:
+        return read_text(value, param, scope, out, reterr);
+    default:
+        return read_json(value, param, scope, out, reterr);
+    }
 }

@@ -7,7 +7,7 @@
 
 #include "common/chat/conv.h"
 #include "common/json/json.h"
-#include "router/api_error.h"
+#include "router/constraint.h"
 
 /* {"type": "text" | "json_object" | "json_schema"}; a schema lies in "json_schema" (Chat Completions) or
  * beside the type (Responses, text.format): name, description, schema, strict. */
@@ -19,3 +19,9 @@ int dmk_structured_format(const json_t *v, const char *param, struct dmk_conv *c
  * After the tools were read: names are looked up. */
 int dmk_structured_tool_choice(const json_t *v, const char *param, struct dmk_conv *conv,
                                struct dmk_api_error *reterr);
+
+/* vLLM's "structured_outputs": {"json" | "regex" | "choice" | "grammar" | "json_object" | "structural_tag": ...}, one of
+ * them. Compiled at once, into out, which is empty; the prompt does not tell the model of it. A structural tag rules
+ * the answer from its first token on, whatever the scope. */
+int dmk_structured_outputs(const json_t *v, enum dmk_constraint_scope scope, struct dmk_buf *out,
+                           struct dmk_api_error *reterr);

@@ -6,6 +6,7 @@ final channel, brings the turns to their constrained part.
 """
 
 import json
+import re
 import threading
 
 import jsonschema
@@ -95,6 +96,35 @@ def test_the_same_again_and_in_a_stream(client):
             text += c.delta.content or ""
             finish = c.finish_reason or finish
     assert (text, finish) == (first.choices[0].message.content, first.choices[0].finish_reason)
+
+
+LIST = r'''root ::= item ("," item){1,3} end
+item ::= [a-c]{2} | "(" item ")"
+end ::= | "!" [0-9]?'''
+OUTPUTS = [
+    ({"grammar": LIST}, lambda t: re.fullmatch(r"(?:\(*[a-c]{2}\)*)(?:,\(*[a-c]{2}\)*){1,3}(?:!\d?)?", t) and t.count("(") == t.count(")")),
+    ({"regex": r"[A-Z]{2}-\d{3}"}, lambda t: re.fullmatch(r"[A-Z]{2}-\d{3}", t)),
+    ({"choice": ["red", "green", "blue"]}, lambda t: t in ("red", "green", "blue")),
+    ({"json": SCHEMAS["pattern"]}, lambda t: jsonschema.validate(json.loads(t), SCHEMAS["pattern"]) is None),
+    ({"json": json.dumps(SCHEMAS["pattern"])}, lambda t: jsonschema.validate(json.loads(t), SCHEMAS["pattern"]) is None),
+]
+
+
+@pytest.mark.parametrize("outputs, fits", OUTPUTS, ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+def test_structured_outputs(client, outputs, fits):
+    """vLLM's field: the final message of a chat, the whole text of a completion."""
+    seen = set()
+    for seed in range(3):
+        c = ask(client, bias=TO_FINAL, seed=seed, extra_body={"structured_outputs": outputs}).choices[0]
+        if c.finish_reason == "stop":
+            assert fits(c.message.content), c.message.content
+            seen.add(c.message.content)
+        c = client.completions.create(model=MODEL, prompt="Hi", temperature=1, max_tokens=160, seed=seed,
+                                      extra_body={"structured_outputs": outputs}).choices[0]
+        if c.finish_reason == "stop":
+            assert fits(c.text), c.text
+            seen.add(c.text)
+    assert len(seen) > 1
 
 
 def test_cut_by_length(client):
