@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include "tools/convert/convert.h"
 
-#define CONVERT_PIECE ((size_t)4 << 20) /* bytes that are read at once */
+#define CONVERT_PIECE ((size_t)512 << 10) /* bytes that are read at once */
 
 /* The checkpoint as bytes on disk: pointers of the weights are addresses, never read through, so that no page
  * of it counts for this process. Any thread. */

@@ -11,6 +11,8 @@
 #include "kernels/pack.h"
 #include "tools/convert/internal.h"
 
+#define FLUSH_BYTES ((uint64_t)16 << 20) /* so that the disk works while we do */
+
 /* One file on its way out. Its bytes pass the checksum in order. */
 struct writer {
     struct convert_run *run;
@@ -19,9 +21,10 @@ struct writer {
     int fd;
     struct dmk_hasher *hasher;
     uint64_t at;
-    uint8_t *piece; /* [CONVERT_PIECE] */
-    uint8_t *codes; /* FP8: of 128 rows */
-    float *scales;  /* FP8: of the tensor that comes next */
+    uint64_t flushed; /* the disk has been told to write up to here */
+    uint8_t *piece;   /* [CONVERT_PIECE] */
+    uint8_t *codes;   /* FP8: of 128 rows */
+    float *scales;    /* FP8: of the tensor that comes next */
     struct convert_done *done;
     char name[80]; /* with .part */
     struct dmk_error *reterr;
@@ -59,6 +62,11 @@ static int put(struct writer *w, const void *data, uint64_t n_bytes)
     }
     w->at += n_bytes;
     atomic_fetch_add(&w->run->done_bytes, n_bytes);
+    if (w->at - w->flushed >= FLUSH_BYTES) {
+        (void)sync_file_range(w->fd, (off_t)w->flushed, (off_t)(w->at - w->flushed),
+                              SYNC_FILE_RANGE_WRITE);
+        w->flushed = w->at;
+    }
     return 0;
 }
 
