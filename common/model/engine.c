@@ -418,6 +418,11 @@ struct dmk_engine_graphs dmk_engine_graphs(const struct dmk_engine *engine)
     return engine->device ? engine->device->captured : (struct dmk_engine_graphs){0};
 }
 
+bool dmk_engine_shares_devices(const struct dmk_engine *engine)
+{
+    return engine->shares_devices;
+}
+
 bool dmk_engine_samples(const struct dmk_engine *engine)
 {
     return engine->device && engine->ranks[0].kernels.sample;

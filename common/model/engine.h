@@ -1,7 +1,7 @@
 /* The engine: a loaded model and its page memory, and one function that runs a step.
  *
  * A step is a list of sequences, each with some new tokens; prefill chunks and decode tokens are the
- * same thing and mix freely. The engine hides ranks (threads of this process, each with its shard of
+ * same thing and mix freely. The engine hides ranks (threads of this process or devices, each with its shard of
  * heads, experts and page memory), backends and kernels. It knows no requests, no text and no sampling.
  *
  * Results depend on a sequence's own tokens only: not on the other sequences of the step, the cut into
@@ -110,6 +110,9 @@ struct dmk_engine_graphs {
     double seconds;              /* that it took */
 };
 struct dmk_engine_graphs dmk_engine_graphs(const struct dmk_engine *engine);
+
+/* Whether two ranks are on one device: right, but no faster than one rank. */
+bool dmk_engine_shares_devices(const struct dmk_engine *engine);
 
 /* Whether a step can pick tokens itself (dmk_step.picks). */
 bool dmk_engine_samples(const struct dmk_engine *engine);

@@ -172,6 +172,11 @@ static int open_real_engine(struct dmk_worker *w)
 
         dmk_log_info("weights are loaded after %.1f s", (double)(dmk_clock_ns() - start) / 1e9);
         w->port = dmk_engine_port_from(w->engine, conf.layout);
+        if (dmk_engine_shares_devices(w->engine)) {
+            dmk_log_warn(
+                "worker=%s has fewer devices than its tp %u x dp %u ranks, which share them", w->id,
+                conf.layout.tp, conf.layout.dp);
+        }
         if (graphs.n_wanted > 0) {
             dmk_log_info("worker=%s captured %u of %u decode graphs in %.1f s", w->id,
                          graphs.n_graphs, graphs.n_wanted, graphs.seconds);
