@@ -254,18 +254,20 @@ size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t r
 /* Scales under which numbers of E4M3 are of E2M1: 2^-11 for the smallest, 2^7 for 448, which none is. */
 #define BACK_LOW  (-11)
 #define BACK_HIGH 7
-typedef int8_t back_table[BACK_HIGH - BACK_LOW + 1][256];
+typedef uint8_t back_table[BACK_HIGH - BACK_LOW + 1][256];
 
-/* By shift of the scale, the E2M1 code of an E4M3 code, or -1 where none is. */
+#define NO_CODE 0xff
+
+/* By shift of the scale, the E2M1 code of an E4M3 code, or NO_CODE where none is. */
 static void fill_back_table(back_table table)
 {
-    memset(table, -1, sizeof(back_table));
+    memset(table, NO_CODE, sizeof(back_table));
     for (int shift = BACK_LOW; shift <= BACK_HIGH; shift++) {
         for (uint32_t code = 0; code < 16; code++) {
             float x = ldexpf(dmk_e2m1_to_f32(code), shift);
             uint8_t e4m3 = dmk_f32_to_e4m3(x);
             if (dmk_e4m3_to_f32(e4m3) == x) {
-                table[shift - BACK_LOW][e4m3] = (int8_t)code;
+                table[shift - BACK_LOW][e4m3] = (uint8_t)code;
             }
         }
     }
@@ -283,15 +285,15 @@ static int least_shift(uint8_t magnitude)
 }
 
 /* 32 codes to 16 bytes. */
-static bool group_to_mxfp4(const uint8_t *codes, const int8_t *back, uint8_t *ret_block)
+static bool group_to_mxfp4(const uint8_t *codes, const uint8_t *back, uint8_t *ret_block)
 {
-    int any = 0;
+    uint8_t any = 0;
     for (uint32_t i = 0; i < DMK_MXFP4_BLOCK_BYTES; i++) {
-        int low = back[codes[2 * i]], high = back[codes[2 * i + 1]];
-        any |= low | high; /* negative when one of them is */
-        ret_block[i] = (uint8_t)((low & 15) | (high & 15) << 4);
+        uint8_t low = back[codes[2 * i]], high = back[codes[2 * i + 1]];
+        any |= low | high;
+        ret_block[i] = (uint8_t)((low & 15) | high << 4);
     }
-    return any >= 0;
+    return any < 16;
 }
 
 bool dmk_fp8_to_mxfp4(const uint8_t *codes, const float *scales, uint32_t rows, uint32_t cols,

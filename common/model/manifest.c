@@ -123,7 +123,7 @@ static int read_layout(const json_t *root, const char *path, struct dmk_manifest
                               reterr)) < 0) {
         return r;
     }
-    if ((r = dmk_layout_check_ranks(m->layout, false, reterr)) < 0) {
+    if (dmk_layout_check_ranks(m->layout, false, reterr) < 0) {
         return dmk_error_prefix(reterr, "%s", where);
     }
     if ((r = read_word(root, path, "dense", "bf16", reterr)) < 0 ||
@@ -397,6 +397,7 @@ static json_t *describe_exactness(const struct dmk_manifest *m)
 
 static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
 {
+    const json_int_t tp = cut->layout.tp, dp = cut->layout.dp;
     json_t *copied = json_array();
     char id[33];
 
@@ -406,11 +407,10 @@ static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
     }
     return json_pack("{s:s, s:i, s:s, s:{s:s}, s:{s:I, s:I, s:I}, s:s, s:s, s:i, s:o, s:o}",
                      "format", DMK_MANIFEST_FORMAT, "version", (int)DMK_MANIFEST_VERSION,
-                     "model_id", id, "source", "path", m->source, "layout", "tp",
-                     (json_int_t)cut->layout.tp, "dp", (json_int_t)cut->layout.dp, "ep",
-                     (json_int_t)(cut->layout.tp * cut->layout.dp), "dense", "bf16", "experts",
-                     dmk_cut_format_name(cut->experts), "alignment", (int)DMK_CUT_ALIGN,
-                     "exactness", describe_exactness(m), "copied", copied);
+                     "model_id", id, "source", "path", m->source, "layout", "tp", tp, "dp", dp,
+                     "ep", tp * dp, "dense", "bf16", "experts", dmk_cut_format_name(cut->experts),
+                     "alignment", (int)DMK_CUT_ALIGN, "exactness", describe_exactness(m), "copied",
+                     copied);
 }
 
 static void put_value(struct dmk_buf *out, const json_t *value)

@@ -1,6 +1,7 @@
 /* The checkpoint that is converted, read with pread by the addresses of its tensors; see internal.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -190,8 +191,8 @@ int convert_source_read(const struct convert_source *source, const void *address
             continue;
         }
         if (n <= 0) {
-            return dmk_error_set(reterr, -DMK_EIO, "%s: can not be read at byte %llu: %s",
-                                 span->path, (unsigned long long)(start + done),
+            return dmk_error_set(reterr, -DMK_EIO, "%s: can not be read at byte %" PRIu64 ": %s",
+                                 span->path, start + done,
                                  n < 0 ? strerror(errno) : "the file ends there");
         }
         done += (uint64_t)n;

@@ -1,6 +1,7 @@
 /* Making one file of a converted folder: header, tensors, zeros between them; see internal.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -319,8 +320,8 @@ static int alloc_buffers(struct writer *w)
     w->scales = scales ? malloc(scales) : NULL;
     return w->hasher && w->piece && (!codes || w->codes) && (!scales || w->scales)
                ? 0
-               : dmk_error_set(w->reterr, -DMK_ENOMEM, "no memory to write %s: %llu bytes",
-                               w->file->name, (unsigned long long)(piece + codes + scales));
+               : dmk_error_set(w->reterr, -DMK_ENOMEM, "no memory to write %s: %" PRIu64 " bytes",
+                               w->file->name, piece + codes + scales);
 }
 
 static int fill_file(struct writer *w)
