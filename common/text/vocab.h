@@ -53,7 +53,7 @@ struct dmk_merges {
 };
 
 /* A token as a part of a piece: id << 8, and the kinds of its partners: in bits 4 to 7 of those that stand on its
- * right in some pair, in bits 0 to 3 of those on its left. The kind of a token is id % 4. Four of five tokens have
+ * right in some pair, in bits 0 to 3 of those on its left. The kind of a token is id % 4. Seven of ten tokens have
  * no partner at all, so most neighbours need no look at a table. Parts sort as ids do. */
 #define DMK_PART_BITS 26
 #define DMK_NO_PART   UINT32_MAX
