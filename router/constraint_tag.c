@@ -5,9 +5,8 @@
  *   tag     := {"begin", "content": simple, "end"}
  *   simple  := const_string | json_schema | regex | any_text
  *
- * Texts are letters: bytes, and the control tokens that they spell. Free text between triggered tags is followed
- * by an automaton of all triggers (Aho and Corasick), so that a trigger can not be passed by. It may hold the
- * control tokens of messages, but none that ends the turn.
+ * Texts are letters, and free text between triggered tags is followed for all triggers at a time, so that none can be
+ * passed by (constraint_search.h).
  *
  * A tag that begins a message ("...<|message|>") and has no end of its own is the body of that message: gateways write
  * so. Nothing but the mark that ends the message, or the turn, may stand behind it. */
@@ -17,25 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/schema/regex.h"
-#include "common/text/tokenizer.h"
+#include "router/constraint_search.h"
 
 #define MAX_TAGS     512u
 #define MAX_TRIGGERS 64u
-#define MAX_LETTERS  4096u
 #define MAX_SCHEMAS  512u
-#define LETTER_ID    256u /* letters from here on are token ids */
-
-static const struct {
-    const char *text;
-    uint32_t id;
-} controls[] = {
-    {"<|channel|>", DMK_TOKEN_CHANNEL},     {"<|message|>", DMK_TOKEN_MESSAGE},
-    {"<|start|>", DMK_TOKEN_START},         {"<|end|>", DMK_TOKEN_END},
-    {"<|constrain|>", DMK_TOKEN_CONSTRAIN}, {"<|call|>", DMK_TOKEN_CALL},
-    {"<|return|>", DMK_TOKEN_RETURN},
-};
-#define N_CONTROLS (sizeof(controls) / sizeof(controls[0]))
-#define N_INNER    5u /* those that do not end the turn */
 
 struct tags {
     struct dmk_compiler c;
@@ -57,153 +42,6 @@ static const char *type_of(const json_t *v)
     const json_t *type = json_object_get(v, "type");
 
     return json_is_string(type) ? json_string_value(type) : "";
-}
-
-/* ---------------------------------------------------------------- letters */
-
-/* The letter at text; how many bytes it takes goes to *ret_n. */
-static uint32_t read_letter(const char *text, size_t *ret_n)
-{
-    for (size_t i = 0; i < N_CONTROLS; i++) {
-        const size_t n = strlen(controls[i].text);
-
-        if (strncmp(text, controls[i].text, n) == 0) {
-            *ret_n = n;
-            return LETTER_ID + controls[i].id;
-        }
-    }
-    *ret_n = 1;
-    return (uint8_t)text[0];
-}
-
-static void join_letter(struct dmk_build *b, uint32_t from, uint32_t letter, uint32_t to)
-{
-    if (letter < LETTER_ID) {
-        dmk_build_bytes(b, from, (uint8_t)letter, (uint8_t)letter, to);
-    } else {
-        dmk_build_id(b, from, letter - LETTER_ID, to);
-    }
-}
-
-/* The node behind a text. */
-static uint32_t behind(struct dmk_build *b, uint32_t from, const char *text)
-{
-    for (size_t n = 0; text && *text; text += n) {
-        const uint32_t letter = read_letter(text, &n), next = dmk_build_node(b);
-
-        join_letter(b, from, letter, next);
-        from = next;
-    }
-    return from;
-}
-
-/* ---------------------------------------------------------------- free text up to one of several texts */
-
-struct search {
-    struct {
-        uint32_t letter, child, sibling, fail;
-        uint32_t hit; /* which text ends here, plus 1 */
-        uint32_t node;
-    } at[MAX_LETTERS];
-    uint32_t n;
-};
-
-static uint32_t child_of(const struct search *s, uint32_t at, uint32_t letter)
-{
-    uint32_t c = s->at[at].child;
-
-    while (c && s->at[c].letter != letter) {
-        c = s->at[c].sibling;
-    }
-    return c;
-}
-
-static bool add_text(struct search *s, const char *text, uint32_t hit)
-{
-    uint32_t at = 0;
-
-    for (size_t n = 0; *text; text += n) {
-        const uint32_t letter = read_letter(text, &n);
-        uint32_t next = child_of(s, at, letter);
-
-        if (!next) {
-            if (s->n == MAX_LETTERS) {
-                return false;
-            }
-            next = s->n++;
-            s->at[next].letter = letter;
-            s->at[next].sibling = s->at[at].child;
-            s->at[at].child = next;
-        }
-        at = next;
-    }
-    s->at[at].hit = s->at[at].hit ? s->at[at].hit : hit + 1;
-    return at > 0;
-}
-
-/* Where a letter leads: to the longest beginning of a text that what was read ends with. */
-static uint32_t follow(const struct search *s, uint32_t at, uint32_t letter)
-{
-    for (;;) {
-        const uint32_t next = child_of(s, at, letter);
-
-        if (next || at == 0) {
-            return next;
-        }
-        at = s->at[at].fail;
-    }
-}
-
-/* In the order of length: a node's fail is shorter than it. */
-static void find_fails(struct search *s)
-{
-    static _Thread_local uint32_t queue[MAX_LETTERS];
-    uint32_t n = 0;
-
-    for (uint32_t c = s->at[0].child; c; c = s->at[c].sibling) {
-        queue[n++] = c;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t at = queue[i];
-
-        for (uint32_t c = s->at[at].child; c; c = s->at[c].sibling) {
-            s->at[c].fail = follow(s, s->at[at].fail, s->at[c].letter);
-            if (!s->at[c].hit) {
-                s->at[c].hit = s->at[s->at[c].fail].hit;
-            }
-            queue[n++] = c;
-        }
-    }
-}
-
-/* Free text from `from` on; text i, once it has come, leads to hits[i]. end: where the text may end, or
- * DMK_BUILD_NO_MAX. */
-static void join_search(struct tags *t, struct search *s, uint32_t from, const uint32_t *hits,
-                        uint32_t end)
-{
-    struct dmk_build *b = t->c.build;
-
-    find_fails(s);
-    for (uint32_t i = 0; i < s->n; i++) {
-        s->at[i].node = dmk_build_node(b);
-    }
-    dmk_build_skip(b, from, s->at[0].node);
-    for (uint32_t i = 0; i < s->n && !dmk_build_failed(b); i++) {
-        if (s->at[i].hit) {
-            continue;
-        }
-        if (end != DMK_BUILD_NO_MAX) {
-            dmk_build_skip(b, s->at[i].node, end);
-        }
-        for (uint32_t letter = 0; letter < LETTER_ID + N_INNER; letter++) {
-            const uint32_t l =
-                letter < LETTER_ID ? letter : LETTER_ID + controls[letter - LETTER_ID].id;
-            const uint32_t to = follow(s, i, l);
-
-            join_letter(b, s->at[i].node, l,
-                        s->at[to].hit ? hits[s->at[to].hit - 1] : s->at[to].node);
-        }
-    }
 }
 
 /* ---------------------------------------------------------------- simple contents */
@@ -228,14 +66,14 @@ static int join_content(struct tags *t, const json_t *v, const char *end, uint32
     const json_t *value;
 
     if (strcmp(type, "any_text") == 0) {
-        struct search *s = calloc(1, sizeof(*s));
+        struct dmk_search *s = calloc(1, sizeof(*s));
         const uint32_t hits[1] = {to};
         bool ok = s != NULL;
 
         if (s) {
             s->n = 1;
-            ok = !*end || add_text(s, end, 0);
-            join_search(t, s, from, hits, *end ? DMK_BUILD_NO_MAX : to);
+            ok = !*end || dmk_search_add(s, end, 0);
+            dmk_search_join(t->c.build, s, from, hits, *end ? DMK_BUILD_NO_MAX : to);
         }
         free(s);
         return ok ? 0 : bad(t, "an end is too long");
@@ -245,7 +83,7 @@ static int join_content(struct tags *t, const json_t *v, const char *end, uint32
         if (!json_is_string(value)) {
             return bad(t, "a const_string has no value");
         }
-        from = behind(b, from, json_string_value(value));
+        from = dmk_letters_behind(b, from, json_string_value(value));
     } else if (strcmp(type, "json_schema") == 0) {
         const uint32_t node = dmk_build_node(b);
         const json_t *style = json_object_get(v, "style");
@@ -273,7 +111,7 @@ static int join_content(struct tags *t, const json_t *v, const char *end, uint32
     } else {
         return bad(t, "content must be const_string, json_schema, regex or any_text");
     }
-    dmk_build_skip(b, behind(b, from, end), to);
+    dmk_build_skip(b, dmk_letters_behind(b, from, end), to);
     return 0;
 }
 
@@ -304,7 +142,7 @@ static int join_tag(struct tags *t, const json_t *v, size_t skip, uint32_t from,
 
     return rc < 0 ? rc
                   : join_content(t, tag.content, tag.end,
-                                 behind(t->c.build, from, tag.begin + skip), to);
+                                 dmk_letters_behind(t->c.build, from, tag.begin + skip), to);
 }
 
 static bool is_set(const json_t *v, const char *key)
@@ -360,7 +198,7 @@ static int join_free(struct tags *t, const json_t *v, uint32_t from, const uint3
                      uint32_t end)
 {
     const json_t *triggers = json_object_get(v, "triggers");
-    struct search *s = calloc(1, sizeof(*s));
+    struct dmk_search *s = calloc(1, sizeof(*s));
     bool ok = s != NULL;
     size_t i;
     json_t *trigger;
@@ -370,10 +208,10 @@ static int join_free(struct tags *t, const json_t *v, uint32_t from, const uint3
         json_array_foreach(triggers, i, trigger)
         {
             ok = ok && json_is_string(trigger) &&
-                 add_text(s, json_string_value(trigger), (uint32_t)i);
+                 dmk_search_add(s, json_string_value(trigger), (uint32_t)i);
         }
         if (ok) {
-            join_search(t, s, from, hits, end);
+            dmk_search_join(t->c.build, s, from, hits, end);
         }
     }
     free(s);
@@ -401,7 +239,7 @@ static int join_triggered(struct tags *t, const json_t *v, uint32_t from, uint32
     rc = join_free(t, v, from, hits, is_set(v, "at_least_one") ? DMK_BUILD_NO_MAX : to);
     rc = rc < 0 ? rc : join_triggers(t, v, hits, behind_tag, body);
     dmk_build_skip(b, body, to);
-    dmk_build_skip(b, behind(b, body, "<|end|>"), once ? to : behind_tag);
+    dmk_build_skip(b, dmk_letters_behind(b, body, "<|end|>"), once ? to : behind_tag);
     if (rc == 0 && once) {
         dmk_build_skip(b, behind_tag, to);
     } else if (rc == 0) {
@@ -435,7 +273,7 @@ static int join_separated(struct tags *t, const json_t *v, uint32_t from, uint32
         }
     }
     if (!is_set(v, "stop_after_first")) {
-        dmk_build_skip(b, behind(b, end, json_string_value(separator)), start);
+        dmk_build_skip(b, dmk_letters_behind(b, end, json_string_value(separator)), start);
     }
     return 0;
 }

@@ -1,42 +1,16 @@
 /* The reader of EBNF; see ebnf.h. Groups that are open are a list, not calls. */
+#include "common/schema/ebnf_read.h"
+
 #include <string.h>
-#include "common/schema/ebnf_impl.h"
-
-/* A part of the rule at hand: the nodes and edges that were made since first_node and first_edge. */
-struct part {
-    uint32_t in, out, first_node, first_edge;
-};
-
-struct group {
-    struct part part;
-    uint32_t at; /* end of the alternative at hand */
-};
-
-struct reader {
-    struct dmk_ebnf *g;
-    struct dmk_str text;
-    size_t at;
-    uint32_t line, n_nodes;
-    struct group groups[DMK_EBNF_MAX_GROUPS];
-    unsigned depth; /* groups that are open, the rule itself among them */
-    struct dmk_chars chars;
-    struct dmk_error *err;
-    bool full;
-};
-
-static int bad(struct reader *r, const char *what)
-{
-    return dmk_error_set(r->err, -DMK_EINVAL, "line %u: %s", r->line, what);
-}
 
 /* ---------------------------------------------------------------- nodes */
 
-static uint32_t new_node(struct reader *r)
+static uint32_t new_node(struct dmk_ebnf_reader *r)
 {
     return r->n_nodes++;
 }
 
-static void add_edge(struct reader *r, struct dmk_ebnf_edge edge)
+static void add_edge(struct dmk_ebnf_reader *r, struct dmk_ebnf_edge edge)
 {
     struct dmk_ebnf *g = r->g;
 
@@ -48,14 +22,14 @@ static void add_edge(struct reader *r, struct dmk_ebnf_edge edge)
     g->edges[g->n_edges++] = edge;
 }
 
-static void skip_edge(struct reader *r, uint32_t from, uint32_t to)
+static void skip_edge(struct dmk_ebnf_reader *r, uint32_t from, uint32_t to)
 {
     add_edge(r, (struct dmk_ebnf_edge){.kind = DMK_EBNF_SKIP, .from = from, .to = to});
 }
 
-static struct part begin_part(struct reader *r)
+static struct dmk_ebnf_part begin_part(struct dmk_ebnf_reader *r)
 {
-    struct part p = {.first_node = r->n_nodes, .first_edge = r->g->n_edges};
+    struct dmk_ebnf_part p = {.first_node = r->n_nodes, .first_edge = r->g->n_edges};
 
     p.in = new_node(r);
     p.out = new_node(r);
@@ -63,11 +37,11 @@ static struct part begin_part(struct reader *r)
 }
 
 /* The part once more, as it was when it had n_nodes and n_edges. */
-static struct part copy_part(struct reader *r, const struct part *p, uint32_t n_nodes,
-                             uint32_t n_edges)
+static struct dmk_ebnf_part copy_part(struct dmk_ebnf_reader *r, const struct dmk_ebnf_part *p,
+                                      uint32_t n_nodes, uint32_t n_edges)
 {
     const uint32_t shift = r->n_nodes - p->first_node;
-    const struct part copy = {p->in + shift, p->out + shift, r->n_nodes, r->g->n_edges};
+    const struct dmk_ebnf_part copy = {p->in + shift, p->out + shift, r->n_nodes, r->g->n_edges};
 
     r->n_nodes += n_nodes;
     for (uint32_t i = 0; i < n_edges && !r->full; i++) {
@@ -81,12 +55,13 @@ static struct part copy_part(struct reader *r, const struct part *p, uint32_t n_
 }
 
 /* The part between min and max times; max DMK_BUILD_NO_MAX: any number. */
-static struct part repeat(struct reader *r, struct part p, uint32_t min, uint32_t max)
+static struct dmk_ebnf_part repeat(struct dmk_ebnf_reader *r, struct dmk_ebnf_part p, uint32_t min,
+                                   uint32_t max)
 {
     const uint32_t n_nodes = r->n_nodes - p.first_node, n_edges = r->g->n_edges - p.first_edge;
     const bool endless = max == DMK_BUILD_NO_MAX;
     const uint32_t n = endless ? min + (min == 0) : max;
-    struct part whole = {new_node(r), new_node(r), p.first_node, p.first_edge}, last = p;
+    struct dmk_ebnf_part whole = {new_node(r), new_node(r), p.first_node, p.first_edge}, last = p;
     uint32_t at = whole.in;
 
     for (uint32_t k = 0; k < n && !r->full; k++) {
@@ -104,131 +79,9 @@ static struct part repeat(struct reader *r, struct part p, uint32_t min, uint32_
     return whole;
 }
 
-/* ---------------------------------------------------------------- characters */
-
-static bool at_end(const struct reader *r)
-{
-    return r->at >= r->text.len;
-}
-
-static char peek(const struct reader *r)
-{
-    return at_end(r) ? 0 : r->text.data[r->at];
-}
-
-static bool is_name(char c, bool first)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-           (!first && ((c >= '0' && c <= '9') || c == '-'));
-}
-
-static void skip_blanks(struct reader *r, bool lines)
-{
-    while (!at_end(r)) {
-        const char c = peek(r);
-
-        if (c == '#' && lines) {
-            while (!at_end(r) && peek(r) != '\n') {
-                r->at++;
-            }
-        } else if (c == ' ' || c == '\t' || (lines && (c == '\n' || c == '\r'))) {
-            r->line += c == '\n';
-            r->at++;
-        } else {
-            return;
-        }
-    }
-}
-
-static struct dmk_str take_name(struct reader *r)
-{
-    const size_t from = r->at;
-
-    while (!at_end(r) && is_name(peek(r), r->at == from)) {
-        r->at++;
-    }
-    return (struct dmk_str){r->text.data + from, r->at - from};
-}
-
-/* Does a rule begin here: a name and ::= ? */
-static bool at_rule(const struct reader *r)
-{
-    struct reader ahead = {.text = r->text, .at = r->at};
-
-    (void)take_name(&ahead);
-    skip_blanks(&ahead, false);
-    return ahead.at > r->at && is_name(peek(r), true) && ahead.text.len - ahead.at >= 3 &&
-           memcmp(ahead.text.data + ahead.at, "::=", 3) == 0;
-}
-
-static int read_hex(struct reader *r, unsigned n, uint32_t *ret)
-{
-    uint32_t v = 0;
-
-    for (unsigned i = 0; i < n; i++) {
-        const char c = peek(r);
-        const char low = (char)(c | 0x20);
-
-        if (c >= '0' && c <= '9') {
-            v = v * 16 + (uint32_t)(c - '0');
-        } else if (low >= 'a' && low <= 'f') {
-            v = v * 16 + (uint32_t)(low - 'a' + 10);
-        } else {
-            return bad(r, "an escape has too few hexadecimal digits");
-        }
-        r->at++;
-    }
-    if (v > DMK_CHARS_MAX || (v >= 0xd800 && v <= 0xdfff)) {
-        return bad(r, "an escape is no character");
-    }
-    *ret = v;
-    return 0;
-}
-
-/* The next character of a text or a class, an escape resolved. */
-static int read_char(struct reader *r, uint32_t *ret)
-{
-    static const char plain[] = "\\\"'[]-^/.|(){}*+?$";
-
-    if (peek(r) == '\n' || at_end(r)) {
-        return bad(r, "a text or a class does not end on its line");
-    }
-    if (peek(r) != '\\') {
-        *ret = dmk_chars_next(r->text, &r->at);
-        return 0;
-    }
-    r->at++;
-    const char c = peek(r);
-
-    r->at++;
-    switch (c) {
-    case 'n':
-        *ret = '\n';
-        return 0;
-    case 'r':
-        *ret = '\r';
-        return 0;
-    case 't':
-        *ret = '\t';
-        return 0;
-    case 'x':
-        return read_hex(r, 2, ret);
-    case 'u':
-        return read_hex(r, 4, ret);
-    case 'U':
-        return read_hex(r, 8, ret);
-    default:
-        if (c == 0 || !strchr(plain, c)) {
-            return bad(r, "an escape is not known");
-        }
-        *ret = (uint32_t)c;
-        return 0;
-    }
-}
-
 /* ---------------------------------------------------------------- elements */
 
-static void add_byte(struct reader *r, uint32_t *inout_at, uint32_t byte)
+static void add_byte(struct dmk_ebnf_reader *r, uint32_t *inout_at, uint32_t byte)
 {
     const uint32_t to = new_node(r);
 
@@ -236,7 +89,7 @@ static void add_byte(struct reader *r, uint32_t *inout_at, uint32_t byte)
     *inout_at = to;
 }
 
-static void add_utf8(struct reader *r, uint32_t *inout_at, uint32_t code)
+static void add_utf8(struct dmk_ebnf_reader *r, uint32_t *inout_at, uint32_t code)
 {
     if (code < 0x80) {
         add_byte(r, inout_at, code);
@@ -256,16 +109,16 @@ static void add_utf8(struct reader *r, uint32_t *inout_at, uint32_t code)
     add_byte(r, inout_at, 0x80 | (code & 0x3f));
 }
 
-static int read_text(struct reader *r, struct part *ret)
+static int read_text(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)
 {
-    struct part p = begin_part(r);
+    struct dmk_ebnf_part p = begin_part(r);
     uint32_t at = p.in;
 
     r->at++;
-    while (peek(r) != '"') {
+    while (dmk_ebnf__peek(r) != '"') {
         uint32_t code;
 
-        if (read_char(r, &code) < 0) {
+        if (dmk_ebnf__char(r, &code) < 0) {
             return -DMK_EINVAL;
         }
         add_utf8(r, &at, code);
@@ -276,16 +129,16 @@ static int read_text(struct reader *r, struct part *ret)
     return 0;
 }
 
-static int add_chars(struct reader *r, struct part *ret)
+static int add_chars(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)
 {
     struct dmk_ebnf *g = r->g;
-    struct part p = begin_part(r);
+    struct dmk_ebnf_part p = begin_part(r);
 
     if (r->chars.n == 0) {
-        return bad(r, "a class has no character");
+        return dmk_ebnf__bad(r, "a class has no character");
     }
     if (g->n_ranges + r->chars.n > DMK_EBNF_MAX_RANGES) {
-        return bad(r, "the classes have too many ranges");
+        return dmk_ebnf__bad(r, "the classes have too many ranges");
     }
     memcpy(g->ranges + g->n_ranges, r->chars.ranges, r->chars.n * sizeof(r->chars.ranges[0]));
     add_edge(r, (struct dmk_ebnf_edge){DMK_EBNF_CHARS, p.in, p.out, g->n_ranges, r->chars.n});
@@ -294,38 +147,38 @@ static int add_chars(struct reader *r, struct part *ret)
     return 0;
 }
 
-static int read_class(struct reader *r, struct part *ret)
+static int read_class(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)
 {
     bool others, ok = true;
 
     r->at++;
-    others = peek(r) == '^';
+    others = dmk_ebnf__peek(r) == '^';
     r->at += others;
     dmk_chars_clear(&r->chars);
-    while (peek(r) != ']') {
+    while (dmk_ebnf__peek(r) != ']') {
         uint32_t first, last;
 
-        if (read_char(r, &first) < 0) {
+        if (dmk_ebnf__char(r, &first) < 0) {
             return -DMK_EINVAL;
         }
         last = first;
-        if (peek(r) == '-' && r->at + 1 < r->text.len && r->text.data[r->at + 1] != ']') {
+        if (dmk_ebnf__peek(r) == '-' && r->at + 1 < r->text.len && r->text.data[r->at + 1] != ']') {
             r->at++;
-            if (read_char(r, &last) < 0) {
+            if (dmk_ebnf__char(r, &last) < 0) {
                 return -DMK_EINVAL;
             }
         }
         if (last < first) {
-            return bad(r, "a range in a class is out of order");
+            return dmk_ebnf__bad(r, "a range in a class is out of order");
         }
         ok = ok && dmk_chars_add(&r->chars, first, last);
     }
     r->at++;
     ok = ok && (!others || dmk_chars_invert(&r->chars));
-    return ok ? add_chars(r, ret) : bad(r, "a class has too many ranges");
+    return ok ? add_chars(r, ret) : dmk_ebnf__bad(r, "a class has too many ranges");
 }
 
-static int read_any(struct reader *r, struct part *ret)
+static int read_any(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)
 {
     r->at++;
     dmk_chars_clear(&r->chars);
@@ -334,7 +187,7 @@ static int read_any(struct reader *r, struct part *ret)
 }
 
 /* The rule of that name, made when it is the first time that it is heard of. */
-static int find_rule(struct reader *r, struct dmk_str name, uint32_t *ret)
+static int find_rule(struct dmk_ebnf_reader *r, struct dmk_str name, uint32_t *ret)
 {
     struct dmk_ebnf *g = r->g;
 
@@ -346,19 +199,19 @@ static int find_rule(struct reader *r, struct dmk_str name, uint32_t *ret)
         }
     }
     if (g->n_rules == DMK_EBNF_MAX_RULES) {
-        return bad(r, "the grammar has too many rules");
+        return dmk_ebnf__bad(r, "the grammar has too many rules");
     }
     g->rules[g->n_rules] = (struct dmk_ebnf_rule){.name = name, .line = r->line};
     *ret = g->n_rules++;
     return 0;
 }
 
-static int read_call(struct reader *r, struct part *ret)
+static int read_call(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)
 {
-    struct part p = begin_part(r);
+    struct dmk_ebnf_part p = begin_part(r);
     uint32_t rule;
 
-    if (find_rule(r, take_name(r), &rule) < 0) {
+    if (find_rule(r, dmk_ebnf__take_name(r), &rule) < 0) {
         return -DMK_EINVAL;
     }
     add_edge(r, (struct dmk_ebnf_edge){DMK_EBNF_RULE, p.in, p.out, rule, 0});
@@ -366,57 +219,57 @@ static int read_call(struct reader *r, struct part *ret)
     return 0;
 }
 
-static int read_count(struct reader *r, uint32_t *ret)
+static int read_count(struct dmk_ebnf_reader *r, uint32_t *ret)
 {
     uint32_t v = 0;
     const size_t from = r->at;
 
-    while (peek(r) >= '0' && peek(r) <= '9' && v <= DMK_EBNF_MAX_REPEAT) {
-        v = v * 10 + (uint32_t)(peek(r) - '0');
+    while (dmk_ebnf__peek(r) >= '0' && dmk_ebnf__peek(r) <= '9' && v <= DMK_EBNF_MAX_REPEAT) {
+        v = v * 10 + (uint32_t)(dmk_ebnf__peek(r) - '0');
         r->at++;
     }
     if (r->at == from || v > DMK_EBNF_MAX_REPEAT) {
-        return bad(r, "{ is not followed by a count up to 1000");
+        return dmk_ebnf__bad(r, "{ is not followed by a count up to 1000");
     }
     *ret = v;
     return 0;
 }
 
 /* {n} {n,} {n,m}, behind the brace. */
-static int read_counts(struct reader *r, uint32_t *ret_min, uint32_t *ret_max)
+static int read_counts(struct dmk_ebnf_reader *r, uint32_t *ret_min, uint32_t *ret_max)
 {
     if (read_count(r, ret_min) < 0) {
         return -DMK_EINVAL;
     }
     *ret_max = *ret_min;
-    skip_blanks(r, false);
-    if (peek(r) == ',') {
+    dmk_ebnf__skip(r, false);
+    if (dmk_ebnf__peek(r) == ',') {
         r->at++;
-        skip_blanks(r, false);
+        dmk_ebnf__skip(r, false);
         *ret_max = DMK_BUILD_NO_MAX;
-        if (peek(r) != '}' && read_count(r, ret_max) < 0) {
+        if (dmk_ebnf__peek(r) != '}' && read_count(r, ret_max) < 0) {
             return -DMK_EINVAL;
         }
-        skip_blanks(r, false);
+        dmk_ebnf__skip(r, false);
     }
-    if (peek(r) != '}' || *ret_max < *ret_min) {
-        return bad(r, "a count is not closed, or ends before it begins");
+    if (dmk_ebnf__peek(r) != '}' || *ret_max < *ret_min) {
+        return dmk_ebnf__bad(r, "a count is not closed, or ends before it begins");
     }
     r->at++;
     return 0;
 }
 
 /* What stands behind an element says how often it comes; then it is part of its alternative. */
-static int end_element(struct reader *r, struct part p)
+static int end_element(struct dmk_ebnf_reader *r, struct dmk_ebnf_part p)
 {
-    struct group *group;
+    struct dmk_ebnf_group *group;
 
     for (;;) {
         uint32_t min = 0, max = DMK_BUILD_NO_MAX;
         char c;
 
-        skip_blanks(r, false);
-        c = peek(r);
+        dmk_ebnf__skip(r, false);
+        c = dmk_ebnf__peek(r);
         if (c != '*' && c != '+' && c != '?' && c != '{') {
             break;
         }
@@ -431,21 +284,21 @@ static int end_element(struct reader *r, struct part p)
         }
         p = repeat(r, p, min, max);
         if (r->full) {
-            return bad(r, "the grammar is too large");
+            return dmk_ebnf__bad(r, "the grammar is too large");
         }
     }
     group = &r->groups[r->depth - 1];
     skip_edge(r, group->at, p.in);
     group->at = p.out;
-    return r->full ? bad(r, "the grammar is too large") : 0;
+    return r->full ? dmk_ebnf__bad(r, "the grammar is too large") : 0;
 }
 
-static int open_group(struct reader *r)
+static int open_group(struct dmk_ebnf_reader *r)
 {
-    struct group *group;
+    struct dmk_ebnf_group *group;
 
     if (r->depth == DMK_EBNF_MAX_GROUPS) {
-        return bad(r, "groups are nested too deep");
+        return dmk_ebnf__bad(r, "groups are nested too deep");
     }
     group = &r->groups[r->depth++];
     group->part = begin_part(r);
@@ -453,21 +306,21 @@ static int open_group(struct reader *r)
     return 0;
 }
 
-static struct part close_group(struct reader *r)
+static struct dmk_ebnf_part close_group(struct dmk_ebnf_reader *r)
 {
-    const struct group *group = &r->groups[--r->depth];
+    const struct dmk_ebnf_group *group = &r->groups[--r->depth];
 
     skip_edge(r, group->at, group->part.out);
     return group->part;
 }
 
-static int read_element(struct reader *r)
+static int read_element(struct dmk_ebnf_reader *r)
 {
-    struct group *group = &r->groups[r->depth - 1];
-    struct part p;
+    struct dmk_ebnf_group *group = &r->groups[r->depth - 1];
+    struct dmk_ebnf_part p;
     int rc;
 
-    switch (peek(r)) {
+    switch (dmk_ebnf__peek(r)) {
     case '|':
         r->at++;
         skip_edge(r, group->at, group->part.out);
@@ -475,13 +328,13 @@ static int read_element(struct reader *r)
         return 0;
     case '(':
         r->at++;
-        if (peek(r) == '=' || peek(r) == '!' || peek(r) == '?') {
-            return bad(r, "look-ahead is not supported");
+        if (dmk_ebnf__peek(r) == '=' || dmk_ebnf__peek(r) == '!' || dmk_ebnf__peek(r) == '?') {
+            return dmk_ebnf__bad(r, "look-ahead is not supported");
         }
         return open_group(r);
     case ')':
         if (r->depth == 1) {
-            return bad(r, "a ) closes no group");
+            return dmk_ebnf__bad(r, "a ) closes no group");
         }
         r->at++;
         p = close_group(r);
@@ -497,8 +350,8 @@ static int read_element(struct reader *r)
         rc = read_any(r, &p);
         break;
     default:
-        if (!is_name(peek(r), true)) {
-            return bad(r, "a text, a class, a name or a group must stand here");
+        if (!dmk_ebnf__is_name(dmk_ebnf__peek(r), true)) {
+            return dmk_ebnf__bad(r, "a text, a class, a name or a group must stand here");
         }
         rc = read_call(r, &p);
         break;
@@ -506,57 +359,58 @@ static int read_element(struct reader *r)
     return rc < 0 ? rc : end_element(r, p);
 }
 
-static int read_rule(struct reader *r)
+static int read_rule(struct dmk_ebnf_reader *r)
 {
     struct dmk_ebnf_rule *rule;
     uint32_t index;
     int rc;
 
-    if (!at_rule(r)) {
-        return bad(r, "a rule must stand here: name ::= ...");
+    if (!dmk_ebnf__at_rule(r)) {
+        return dmk_ebnf__bad(r, "a rule must stand here: name ::= ...");
     }
-    rc = find_rule(r, take_name(r), &index);
+    rc = find_rule(r, dmk_ebnf__take_name(r), &index);
     if (rc < 0) {
         return rc;
     }
     rule = &r->g->rules[index];
     if (rule->defined) {
-        return bad(r, "a rule of that name stands above");
+        return dmk_ebnf__bad(r, "a rule of that name stands above");
     }
-    skip_blanks(r, false);
+    dmk_ebnf__skip(r, false);
     r->at += 3;
     rule->defined = true;
     rule->first_edge = r->g->n_edges;
     r->n_nodes = 0;
     rc = open_group(r);
-    for (skip_blanks(r, true); rc == 0 && !at_end(r) && !at_rule(r); skip_blanks(r, true)) {
+    for (dmk_ebnf__skip(r, true); rc == 0 && !dmk_ebnf__at_end(r) && !dmk_ebnf__at_rule(r);
+         dmk_ebnf__skip(r, true)) {
         rc = read_element(r);
     }
     if (rc == 0 && r->depth > 1) {
-        rc = bad(r, "a group is not closed");
+        rc = dmk_ebnf__bad(r, "a group is not closed");
     }
     if (rc == 0) {
-        const struct part whole = close_group(r);
+        const struct dmk_ebnf_part whole = close_group(r);
 
         rule->in = whole.in;
         rule->out = whole.out;
         rule->n_nodes = r->n_nodes;
         rule->n_edges = r->g->n_edges - rule->first_edge;
-        rc = r->full ? bad(r, "the grammar is too large") : 0;
+        rc = r->full ? dmk_ebnf__bad(r, "the grammar is too large") : 0;
     }
     return rc;
 }
 
 int dmk_ebnf__read(struct dmk_str text, struct dmk_ebnf *grammar, struct dmk_error *reterr)
 {
-    struct reader r = {.g = grammar, .text = text, .line = 1, .err = reterr};
+    struct dmk_ebnf_reader r = {.g = grammar, .text = text, .line = 1, .err = reterr};
     int rc = 0;
 
     if (text.len > DMK_EBNF_MAX_BYTES) {
         return dmk_error_set(reterr, -DMK_EINVAL, "the grammar has %zu bytes, at most %u may be",
                              text.len, DMK_EBNF_MAX_BYTES);
     }
-    for (skip_blanks(&r, true); rc == 0 && !at_end(&r); skip_blanks(&r, true)) {
+    for (dmk_ebnf__skip(&r, true); rc == 0 && !dmk_ebnf__at_end(&r); dmk_ebnf__skip(&r, true)) {
         rc = read_rule(&r);
     }
     return rc;

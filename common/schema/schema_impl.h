@@ -55,11 +55,11 @@ bool dmk_schema__is_free(const json_t *schema);
 /* The same schema without $ref and allOf (with a single one of them and nothing else, as it is). Borrowed. */
 int dmk_schema__flatten(struct dmk_schemas *s, const struct dmk_job *job, json_t *schema,
                         json_t **ret);
+/* The values that two lists of an enum share, or NULL: no memory. The caller's. */
+json_t *dmk_schema__common_values(const json_t *x, const json_t *y);
 /* What a local reference points to, or NULL. Borrowed. */
 json_t *dmk_schema__resolve(json_t *root, const char *ref);
-/* Whether no value can satisfy both. */
-bool dmk_schema__disjoint(struct dmk_schemas *s, const struct dmk_job *job, json_t *x, json_t *y);
-
+/* exclude.c */
 /* Types as bits. */
 enum {
     DMK_TYPE_OBJECT = 1,
@@ -75,6 +75,12 @@ enum {
 /* What types a flat schema allows: as it says, or by the keywords that it has. -DMK_EINVAL for other words. */
 int dmk_schema__types(const json_t *schema, unsigned *ret);
 unsigned dmk_schema__type_of(const json_t *value);
+/* Whether no value can satisfy both. */
+bool dmk_schema__disjoint(struct dmk_schemas *s, const struct dmk_job *job, json_t *x, json_t *y);
+
+/* bounds.c: of whole numbers, or of any. */
+int dmk_schema__bounds(struct dmk_schemas *s, const struct dmk_job *job, const json_t *schema,
+                       bool whole, struct dmk_number_bounds *ret);
 
 /* object.c: the body of a rule. Its schemas' rules are found before it is begun. */
 int dmk_schema__object(struct dmk_schemas *s, const struct dmk_job *job, json_t *schema,
