@@ -180,7 +180,7 @@ struct dmk_moe_group_args {
 enum dmk_weight_format {
     DMK_WEIGHT_BF16,
     DMK_WEIGHT_MXFP4,
-    DMK_WEIGHT_FP8, /* a device's own: E4M3 with a power-of-two scale a block of 128 x 128 */
+    DMK_WEIGHT_FP8, /* a device's own: MXFP4 in memory, E4M3 with a scale a block of 128 x 128 in products */
 };
 
 /* A matrix for each local expert, rows of K = cols. */

@@ -196,9 +196,9 @@ static void block_range(const uint8_t *blocks, const uint8_t *scales, uint32_t r
     *ret_max = max;
 }
 
-/* Codes of the 16 values times 2^shift; below -14 all of them round to zero. */
-#define SHIFT_LOW  (-14)
-#define SHIFT_HIGH 6
+/* Codes of the 16 values times 2^shift. */
+#define SHIFT_LOW  DMK_FP8PACK_SHIFT_LOW
+#define SHIFT_HIGH DMK_FP8PACK_SHIFT_HIGH
 /* By shift, then by a byte of MXFP4: the codes of its two numbers in the order of memory. */
 typedef uint8_t shift_table[SHIFT_HIGH - SHIFT_LOW + 1][256][2];
 
@@ -216,6 +216,16 @@ static void fill_shift_table(shift_table table)
     }
 }
 
+/* Exponent of a block's scale: 6 * 2^6 = 384 is the largest number that fits; 0.5 * 2^-8 the smallest code. */
+static int block_exponent(const uint8_t *blocks, const uint8_t *scales, uint32_t rows,
+                          uint32_t cols, uint32_t row0, uint32_t col0, size_t *n_inexact)
+{
+    int min, max;
+    block_range(blocks, scales, rows, cols, row0, col0, &min, &max);
+    *n_inexact += max - min > 14;
+    return max < 0 ? 127 : max - SHIFT_HIGH;
+}
+
 size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
                         uint8_t *ret_codes, float *ret_scales)
 {
@@ -225,11 +235,7 @@ size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t r
     fill_shift_table(table);
     for (uint32_t row0 = 0; row0 < rows; row0 += DMK_FP8_BLOCK) {
         for (uint32_t col0 = 0; col0 < cols; col0 += DMK_FP8_BLOCK) {
-            int min, max;
-            block_range(blocks, scales, rows, cols, row0, col0, &min, &max);
-            /* 6 * 2^6 = 384 is the largest that fits; 0.5 * 2^-8 the smallest code. */
-            int shared = max < 0 ? 127 : max - 6;
-            n_inexact += max - min > 14;
+            int shared = block_exponent(blocks, scales, rows, cols, row0, col0, &n_inexact);
             ret_scales[row0 / DMK_FP8_BLOCK * n_col_blocks + col0 / DMK_FP8_BLOCK] =
                 ldexpf(1.0f, shared - 127);
             for (uint32_t r = row0; r < rows && r < row0 + DMK_FP8_BLOCK; r++) {
@@ -325,22 +331,86 @@ bool dmk_fp8_to_mxfp4(const uint8_t *codes, const float *scales, uint32_t rows, 
     return true;
 }
 
+/* A word of packed FP8 codes: where the magnitude and the sign of code j stand; codes 0 to 3 are columns 4t to 4t + 3, 4
+ * to 7 those 16 on. */
+static const uint8_t fp8_mag_at[8] = {0, 4, 8, 12, 16, 20, 24, 28};
+static const uint8_t fp8_sign_at[8] = {7, 15, 23, 31, 3, 11, 19, 27};
+
 size_t dmk_fp8_pack_bytes(uint32_t rows, uint32_t cols)
 {
-    return (size_t)div_up(rows, FP8_TILE) * div_up(cols, FP8_TILE) * FP8_TILE * FP8_TILE;
+    return (size_t)div_up(rows, FP8_TILE) * div_up(cols, FP8_TILE) * DMK_FP8PACK_PIECE_BYTES;
 }
 
-void dmk_fp8_pack(const uint8_t *codes, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst)
+/* What the 32 columns from `col` on of a row say of their exponent, `shared` being the block's. */
+static uint8_t shift_byte(const uint8_t *blocks, const uint8_t *scales, uint32_t rows,
+                          uint32_t cols, uint32_t row, uint32_t col, int shared)
 {
-    uint32_t n_col_tiles = div_up(cols, FP8_TILE);
-    memset(dst, 0, dmk_fp8_pack_bytes(rows, cols));
-    for (uint32_t row = 0; row < rows; row++) {
-        uint32_t at = packed_row(row, paired), in = at % FP8_TILE;
-        for (uint32_t col = 0; col < cols; col++) {
-            size_t tile = (size_t)(at / FP8_TILE) * n_col_tiles + col / FP8_TILE;
-            uint32_t piece = col % FP8_TILE / 16 ^ in % 8;
-            dst[(tile * FP8_TILE + in) * FP8_TILE + (size_t)piece * 16 + col % 16] =
-                codes[(size_t)row * cols + col];
+    if (row >= rows || col >= cols) {
+        return 0;
+    }
+    size_t group = ((size_t)row * cols + col) / DMK_MXFP4_BLOCK;
+    uint8_t any = 0;
+    for (int i = 0; i < DMK_MXFP4_BLOCK_BYTES; i++) {
+        any |= blocks[group * DMK_MXFP4_BLOCK_BYTES + i] & 0x77;
+    }
+    /* Zero has no exponent. Of others none is above the block's by more than SHIFT_HIGH. */
+    int shift = any ? scales[group] - shared : SHIFT_LOW;
+    return (uint8_t)(8 * ((shift < SHIFT_LOW ? SHIFT_LOW : shift) - SHIFT_LOW));
+}
+
+/* One piece: 128 rows, 128 columns. */
+static void pack_piece(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                       bool paired, uint32_t row0, uint32_t col0, int shared, uint8_t *dst)
+{
+    for (uint32_t i = 0; i < DMK_FP8PACK_CODE_BYTES / 4; i++) {
+        /* Warpgroup, half of the columns, thread, then 32 columns and row within the 16 bytes. */
+        uint32_t thread = i / 4 % 128, lane = thread % 32, k = i / 512 % 2 * 2 + i / 2 % 2,
+                 word = 0;
+        uint32_t at = i / 1024 * 64 + thread / 32 * 16 + lane / 4 + 8 * (i % 2);
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t col = col0 + 32 * k + 16 * (j / 4) + 4 * (lane % 4) + j % 4;
+            uint32_t code = matrix_code(blocks, rows, cols, source_row(row0 + at, paired), col);
+            word |= (code & 7) << fp8_mag_at[j] | code >> 3 << fp8_sign_at[j];
+        }
+        memcpy(dst + (size_t)4 * i, &word, sizeof(word));
+    }
+    for (uint32_t i = 0; i < DMK_FP8_BLOCK * 4; i++) {
+        /* 16 rows, row g, row g or g + 8, 32 columns. */
+        uint32_t at = i / 64 * 16 + i / 8 % 8 + 8 * (i / 4 % 2);
+        dst[DMK_FP8PACK_CODE_BYTES + i] = shift_byte(
+            blocks, scales, rows, cols, source_row(row0 + at, paired), col0 + i % 4 * 32, shared);
+    }
+}
+
+size_t dmk_fp8_pack(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                    bool paired, uint8_t *dst, float *ret_scales)
+{
+    size_t n_inexact = 0;
+    for (uint32_t row0 = 0; row0 < rows; row0 += FP8_TILE) {
+        for (uint32_t col0 = 0; col0 < cols; col0 += FP8_TILE) {
+            /* Pairs stay within 16 rows, so a tile holds the rows of its block. */
+            int shared = block_exponent(blocks, scales, rows, cols, row0, col0, &n_inexact);
+            pack_piece(blocks, scales, rows, cols, paired, row0, col0, shared, dst);
+            *ret_scales++ = ldexpf(1.0f, shared - 127);
+            dst += DMK_FP8PACK_PIECE_BYTES;
         }
     }
+    return n_inexact;
+}
+
+uint8_t dmk_fp8_packed_code(const uint8_t *packed, uint32_t cols, bool paired, uint32_t row,
+                            uint32_t col)
+{
+    uint32_t at = packed_row(row, paired), in = at % FP8_TILE, c = col % FP8_TILE;
+    const uint8_t *piece =
+        packed +
+        ((size_t)at / FP8_TILE * div_up(cols, FP8_TILE) + col / FP8_TILE) * DMK_FP8PACK_PIECE_BYTES;
+    uint32_t thread = in / 16 % 4 * 32 + in % 8 * 4 + c % 16 / 4, high = in / 8 % 2,
+             j = c / 16 % 2 * 4 + c % 4;
+    uint32_t i = ((in / 64 * 2 + c / 64) * 128 + thread) * 4 + c / 32 % 2 * 2 + high, word;
+    memcpy(&word, piece + (size_t)4 * i, sizeof(word));
+    uint32_t code = (word >> fp8_mag_at[j] & 7) | (word >> fp8_sign_at[j] & 1) << 3;
+    uint8_t byte = piece[DMK_FP8PACK_CODE_BYTES + in / 16 * 64 + in % 8 * 8 + high * 4 + c / 32];
+    int shift = byte / 8 + SHIFT_LOW;
+    return dmk_f32_to_e4m3(ldexpf(dmk_e2m1_to_f32(code), shift));
 }

@@ -1,4 +1,4 @@
-/* Expert weights in the order in which the CUDA kernels read them, and MXFP4 made FP8.
+/* Expert weights in the order in which the CUDA kernels read them.
  *
  * Pure functions on host memory, one expert's matrix a call, any number of threads. They need no device,
  * so a converter may run anywhere. A matrix is [rows][cols] along K = cols; `paired` says that rows 2j and
@@ -10,8 +10,12 @@
  * codes of one thread's A operand of a 16 x 16 matrix product, its bits placed so that shifts and masks leave
  * bf16 numbers. What lies outside the matrix is zero.
  *
- * Packed FP8: tiles of 128 rows; a tile holds ceil(cols / 128) pieces of 128 rows x 128 bytes, as shared
- * memory wants them (16-byte piece c of row r at piece c ^ (r % 8)). */
+ * Packed for FP8 products: the kernel makes E4M3 numbers with a power-of-two scale a block of 128 x 128, and
+ * memory holds the four bits that they came from. Tiles of 128 rows; a tile holds ceil(cols / 128) pieces of 8704
+ * bytes: for each of two warpgroups (64 rows) 2 x 128 threads x 16 bytes of codes, then 4 bytes a row, one for each 32
+ * columns, that say how far the group's exponent lies from the block's. A word holds the 8 codes of a thread's row in
+ * a product of 32 columns: magnitudes of columns 4t to 4t + 3 in the low nibbles, of 4t + 16 to 4t + 19 in the high
+ * ones, and in the fourth bits of the nibbles, from the lowest, signs of columns 16, 0, 17, 1, 18, 2, 19 and 3 on. */
 #pragma once
 
 #include <stdbool.h>
@@ -30,6 +34,12 @@ extern "C" {
 #define DMK_MXPACK_MAX_SCALE   128 /* the multiplier 2^(scale - 1) has to be a bf16 number */
 
 #define DMK_FP8_BLOCK 128 /* rows and columns that share a scale */
+
+#define DMK_FP8PACK_CODE_BYTES  8192
+#define DMK_FP8PACK_PIECE_BYTES 8704
+/* A group's byte is 8 * (its shift - the lowest). */
+#define DMK_FP8PACK_SHIFT_LOW  (-14) /* from here down every number rounds to zero */
+#define DMK_FP8PACK_SHIFT_HIGH 6     /* 6 * 2^6 is the largest that fits */
 
 /* Bytes of one expert's matrix. */
 size_t dmk_mxfp4_pack_bytes(uint32_t rows, uint32_t cols);
@@ -62,8 +72,15 @@ float dmk_e4m3_to_f32(uint8_t code);
 /* Nearest code, ties to even; above 448 the largest, a NaN stays one. */
 uint8_t dmk_f32_to_e4m3(float x);
 
+/* As dmk_mxfp4_pack, with the scales of the blocks. The numbers are those of dmk_mxfp4_to_fp8, which also says what is
+ * returned. */
 size_t dmk_fp8_pack_bytes(uint32_t rows, uint32_t cols);
-void dmk_fp8_pack(const uint8_t *codes, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst);
+size_t dmk_fp8_pack(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
+                    bool paired, uint8_t *dst, float *ret_scales);
+
+/* The E4M3 code that the kernel makes of a row and a column. For tests. */
+uint8_t dmk_fp8_packed_code(const uint8_t *packed, uint32_t cols, bool paired, uint32_t row,
+                            uint32_t col);
 
 #if defined(__cplusplus)
 }

@@ -13,9 +13,10 @@ HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in f
 namespace dmk
 {
 
-/* E4M3, K = 32: both operands in shared memory. */
+/* E4M3, K = 32: A in registers, thread t's row 16 * (t / 32) + t % 32 / 4 + 8 * h, columns 16 * i + 4 * (t % 4) to
+ * + 3 in a[2 * i + h]; B in shared memory. */
 template <int N>
-__device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int add);
+__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
 '''
 
 
@@ -26,12 +27,12 @@ def wrapper(n):
     for i in range(0, regs, 8):
         lines.append('"' + ', '.join(d[i:i + 8]) + (', "' if i + 8 < regs else '"'))
     body = '\n                 '.join(lines)
-    sig = (f'template <>\n__device__ __forceinline__ void wgmma_e4m3_ss<{n}>(float (&d)[{regs}], '
-           f'uint64_t a, uint64_t b,\n                                                  int add)')
+    sig = (f'template <>\n__device__ __forceinline__ void wgmma_e4m3_rs<{n}>(float (&d)[{regs}], '
+           f'const uint32_t *a, uint64_t b,\n                                                  int add)')
     name = f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3'
-    tail = f'"}}, %{regs}, %{regs + 1}, p, 1, 1;\\n}}"'
-    pred = regs + 2
-    inputs = '"l"(a), "l"(b), "r"(add)'
+    tail = f'"}}, {{%{regs}, %{regs + 1}, %{regs + 2}, %{regs + 3}}}, %{regs + 4}, p, 1, 1;\\n}}"'
+    pred = regs + 5
+    inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)'
     outs = []
     for i in range(0, regs, 4):
         outs.append(', '.join(f'"+f"(d[{j}])' for j in range(i, min(i + 4, regs))))

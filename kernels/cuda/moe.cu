@@ -57,61 +57,64 @@ __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-/* E4M3 of value * 2^shift for |value| one of the eight, exact for shift in -8 .. 6, else rounded. */
-__device__ __forceinline__ uint32_t e4m3_of(uint32_t code, int shift)
-{
-    const uint32_t mag = code & 7;
-    const float m = mag < 2 ? 0.5f * mag : __uint_as_float((mag / 2 + 126) << 23 | (mag & 1) << 22);
-    const float v = m * __uint_as_float((uint32_t)(shift + 127) << 23);
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
-    return (pair & 0x7f) | (code & 8) << 4;
-}
+/* As in kernels/pack.c, of a word of FP8 codes. */
+__device__ const uint8_t fp8_mag_at[8] = {0, 4, 8, 12, 16, 20, 24, 28};
+__device__ const uint8_t fp8_sign_at[8] = {7, 15, 23, 31, 3, 11, 19, 27};
 
-/* One block a tile of 128 x 128; blockIdx.y is the expert. n_inexact counts tiles that spread too far. */
+/* One block a tile of 128 x 128; blockIdx.y is the expert. */
 __global__ void __launch_bounds__(PACK_THREADS)
     pack_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols, bool paired, uint8_t *dst,
              float *dst_scales)
 {
     __shared__ int most;
+    __shared__ uint8_t is_zero[128 * 4];
     const uint32_t n_col_tiles = (cols + 127) / 128;
     const uint32_t row0 = blockIdx.x / n_col_tiles * 128, col0 = blockIdx.x % n_col_tiles * 128;
     dmk_pdl_wait();
     blocks += (size_t)blockIdx.y * rows * cols / 2;
     scales += (size_t)blockIdx.y * rows * (cols / DMK_MXFP4_BLOCK);
-    dst += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 128 * 128;
+    dst += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * DMK_FP8PACK_PIECE_BYTES;
     if (threadIdx.x == 0) {
         most = -1;
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < 128 * 4; i += PACK_THREADS) {
         const uint32_t row = row0 + i / 4, col = col0 + i % 4 * 32;
+        is_zero[i] = 1;
         if (row < rows && col < cols) {
             const size_t group = (size_t)row * (cols / DMK_MXFP4_BLOCK) + col / DMK_MXFP4_BLOCK;
             const uint4 v = *(const uint4 *)(blocks + group * 16);
             if (((v.x | v.y | v.z | v.w) & 0x77777777u) != 0) {
+                is_zero[i] = 0;
                 atomicMax(&most, (int)scales[group]);
             }
         }
     }
     __syncthreads();
-    const int shared = most < 0 ? 127 : most - 6;
+    const int shared = most < 0 ? 127 : most - DMK_FP8PACK_SHIFT_HIGH;
     if (threadIdx.x == 0) {
         dst_scales[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = exp2f((float)(shared - 127));
     }
-    for (uint32_t i = threadIdx.x; i < 128 * 8; i += PACK_THREADS) {
-        const uint32_t at = i / 8, piece = i % 8, row = source_row(row0 + at, paired), col = col0 + piece * 16;
-        uint32_t out[4] = {0, 0, 0, 0};
-        if (row < rows && col < cols) {
-            const size_t group = (size_t)row * (cols / DMK_MXFP4_BLOCK) + col / DMK_MXFP4_BLOCK;
-            const uint2 v = *(const uint2 *)(blocks + ((size_t)row * cols + col) / 2);
-            int shift = scales[group] - shared;
-            shift = shift > 6 ? 6 : shift < -14 ? -14 : shift;
-            for (uint32_t j = 0; j < 16; j++) {
-                out[j / 4] |= e4m3_of((j < 8 ? v.x : v.y) >> (4 * (j % 8)) & 15, shift) << (8 * (j % 4));
-            }
+    for (uint32_t i = threadIdx.x; i < DMK_FP8PACK_CODE_BYTES / 4; i += PACK_THREADS) {
+        const uint32_t thread = i / 4 % 128, lane = thread % 32, k = i / 512 % 2 * 2 + i / 2 % 2;
+        const uint32_t row = source_row(row0 + i / 1024 * 64 + thread / 32 * 16 + lane / 4 + 8 * (i % 2), paired);
+        uint32_t word = 0;
+        for (uint32_t j = 0; j < 8; j += 2) {
+            const uint32_t col = col0 + 32 * k + 16 * (j / 4) + 4 * (lane % 4) + j % 4;
+            const uint32_t byte = row < rows && col < cols ? blocks[((size_t)row * cols + col) / 2] : 0;
+            word |= (byte & 7) << fp8_mag_at[j] | (byte >> 3 & 1) << fp8_sign_at[j] |
+                    (byte >> 4 & 7) << fp8_mag_at[j + 1] | byte >> 7 << fp8_sign_at[j + 1];
         }
-        *(uint4 *)(dst + at * 128 + (piece ^ at % 8) * 16) = make_uint4(out[0], out[1], out[2], out[3]);
+        *(uint32_t *)(dst + (size_t)4 * i) = word;
+    }
+    for (uint32_t i = threadIdx.x; i < 128 * 4; i += PACK_THREADS) {
+        const uint32_t in = source_row(i / 64 * 16 + i / 8 % 8 + 8 * (i / 4 % 2), paired), group = i % 4;
+        int shift = DMK_FP8PACK_SHIFT_LOW;
+        if (!is_zero[in * 4 + group]) {
+            shift = scales[(size_t)(row0 + in) * (cols / DMK_MXFP4_BLOCK) + col0 / DMK_MXFP4_BLOCK + group] - shared;
+            shift = shift < DMK_FP8PACK_SHIFT_LOW ? DMK_FP8PACK_SHIFT_LOW : shift;
+        }
+        dst[DMK_FP8PACK_CODE_BYTES + i] = (uint8_t)(8 * (shift - DMK_FP8PACK_SHIFT_LOW));
     }
 }
 
@@ -129,7 +132,8 @@ struct dmk_moe_packed dmk_cuda_moe_packed(const struct dmk_expert_weights *w, ui
         return (struct dmk_moe_packed){w->format, n_experts * n_stages * DMK_MXPACK_STAGE_BYTES, 0};
     }
     if (w->format == DMK_WEIGHT_FP8) {
-        return (struct dmk_moe_packed){w->format, n_experts * n_tiles * 128 * 128, n_experts * n_tiles * sizeof(float)};
+        return (struct dmk_moe_packed){w->format, n_experts * n_tiles * DMK_FP8PACK_PIECE_BYTES,
+                                       n_experts * n_tiles * sizeof(float)};
     }
     return none;
 }

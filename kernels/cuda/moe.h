@@ -1,4 +1,4 @@
-/* The expert products of sm_90a: MXFP4 weights for few tokens, FP8 weights for many.
+/* The expert products of sm_90a: in bf16 for few tokens, in FP8 for many, both from weights of four bits.
  *
  * Plain C. Weights are packed (kernels/pack.h). Everything that depends on the routing is read on the
  * device, so a captured launch may be replayed with other counts; grids depend on the device and on the

@@ -1,29 +1,32 @@
 /* FP8 experts for many tokens (sm_90a): grouped products with block scales, promoted to fp32 every 128 of K.
  *
  * Weights are the 64-row operand, an expert's tokens the N side in tiles of 16 to 128, so a tile wastes less
- * than 16 columns. Both operands lie in memory as shared memory wants them (kernels/pack.h,
- * kernels/cuda/moe.h): a stage is four bulk copies and needs no tensor map. One thread copies; two warpgroups
- * multiply 64 rows of each of an item's two row tiles. Four wgmma of K = 32 make a partial sum, which is
- * multiplied by the token's scale and added to the fp32 accumulator, which began with the bias; while one
- * warpgroup does that the other keeps the tensor cores busy.
+ * than 16 columns. Weights lie in memory as the four bits of MXFP4 and become E4M3 in the registers from which wgmma
+ * takes them; tokens lie as shared memory wants them (kernels/pack.h, kernels/cuda/moe.h): a stage is four bulk copies
+ * and needs no tensor map. One thread copies. Four wgmma of K = 32 make a partial sum, which is multiplied by the
+ * token's scale and added to the fp32 accumulator, which began with the bias.
  *
  * An item is 256 rows: of gate_up these are the 128 z's of a token that share a scale, which are quantised in
- * shared memory and leave as one bulk store. All tiles of an expert's tokens run at about the same time, so
- * its weights leave memory once. Clusters that share the weights by multicast were slower (docs/PERF.md). */
+ * shared memory and leave as one bulk store. Two warpgroups multiply 128 of the rows each by up to 128 tokens, or, where
+ * experts have few tokens, four warpgroups 64 of the rows by up to 64: making E4M3 takes the instructions of many warps.
+ * All tiles of an expert's tokens run at about the same time, so its weights leave memory once. Clusters that share
+ * the weights by multicast were slower (docs/PERF.md). */
 #include "kernels/cuda/moe.h"
 
 #include "kernels/cuda/moe_fp8.cuh"
 #include "kernels/cuda/moe_sm90.cuh"
 #include "kernels/cuda/moe_wgmma.cuh"
+#include "kernels/pack.h"
 
 namespace
 {
 
 using namespace dmk;
 
-constexpr uint32_t N_THREADS = 384; /* warpgroup 0 copies */
-constexpr uint32_t N_STAGES = 4;
-constexpr uint32_t W_BYTES = 128 * 128; /* a tile of 128 rows, 128 columns */
+constexpr uint32_t N_STAGES = 5;
+constexpr uint32_t N_SHIFTS = DMK_FP8PACK_SHIFT_HIGH - DMK_FP8PACK_SHIFT_LOW + 1;
+constexpr uint32_t FEW_TOKENS = 48; /* an expert's on the average, for which four warpgroups multiply */
+constexpr uint32_t W_BYTES = DMK_FP8PACK_PIECE_BYTES; /* a tile of 128 rows, 128 columns */
 constexpr uint32_t STAGE_TOKENS = 2 * W_BYTES;
 constexpr uint32_t STAGE_SCALES = STAGE_TOKENS + N_MAX * 128;
 constexpr uint32_t STAGE = STAGE_SCALES + 1024;
@@ -33,7 +36,8 @@ constexpr uint32_t SMEM_AMAX = SMEM_IMAGE + N_MAX * 128;   /* [16][N_MAX/2] word
 constexpr uint32_t SMEM_INV = SMEM_AMAX + 16 * N_MAX * 2;  /* [N_MAX] */
 constexpr uint32_t SMEM_BARS = SMEM_INV + N_MAX * 4;
 constexpr uint32_t SMEM_TABLE = SMEM_BARS + N_STAGES * 16;
-constexpr uint32_t SMEM_BYTES = SMEM_TABLE + 2 * (MAX_EXPERTS + 1) * 4 + 1024;
+constexpr uint32_t SMEM_CODES = SMEM_TABLE + 2 * (MAX_EXPERTS + 1) * 4; /* [N_SHIFTS][8] bytes */
+constexpr uint32_t SMEM_BYTES = SMEM_CODES + N_SHIFTS * 8 + 1024;
 static_assert(SMEM_BYTES <= 232448, "shared memory");
 
 constexpr uint32_t BAR_MATH = 1;
@@ -51,11 +55,16 @@ struct params {
     uint32_t n_experts, n_positions;
     uint32_t rows, n_tiles, n_kb;
     float alpha, limit;
+    uint32_t width_max; /* of a tile of tokens */
 };
 
+/* 1 / (1 + e^-x) by the hardware's approximations. What they flush to zero does not change the sum or the quotient. */
 __device__ __forceinline__ float sigmoid(float x)
 {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
+    float e, y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-x * 1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+    return y;
 }
 
 /* --- the work of the device --- */
@@ -113,7 +122,7 @@ struct ring {
 
 /* --- copying --- */
 
-__device__ void produce(const struct params &p, const uint32_t *table, const uint32_t *pos, uint32_t smem)
+__device__ __forceinline__ void produce(const struct params &p, const uint32_t *table, const uint32_t *pos, uint32_t smem)
 {
     const uint32_t n_parts = (p.n_tiles + 1) / 2;
     const uint64_t policy = policy_evict_normal();
@@ -162,67 +171,119 @@ template <int N> __device__ __forceinline__ void multiply_by(float (&acc)[N], fl
     }
 }
 
-/* Four wgmma: raw = W x of 64 rows and one block of K. `a` and `b` are low halves of descriptors. */
-template <int N> __device__ __forceinline__ void issue(float (&raw)[N / 2], uint32_t a, uint32_t b)
+/* a / b of powers of two. */
+__device__ __forceinline__ float ratio_of_powers(float a, float b)
+{
+    return __uint_as_float(__float_as_uint(a) - __float_as_uint(b) + 0x3f800000u);
+}
+
+/* Four wgmma: raw = W x of 64 rows and one block of K. `b` is the low half of a descriptor. */
+template <int N>
+__device__ __forceinline__ void issue(float (&raw)[N / 2], const uint32_t (&a)[16], uint32_t b)
 {
     wgmma_hold(raw);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        wgmma_e4m3_ss<N>(raw, wgmma_desc(a + k * 2), wgmma_desc(b + k * 2), k != 0);
+        wgmma_e4m3_rs<N>(raw, a + 4 * k, wgmma_desc(b + k * 2), k != 0);
     }
     wgmma_commit();
 }
 
-/* acc[s] += W x of this warpgroup's 64 rows of row tile s and N tokens, for the first n_subs tiles; acc comes
- * with the bias. Inside, acc counts in units of the weights' scale: as scales are powers of two this changes
- * no bit, and there is something to multiply only where a block's scale is another than the last one's. */
-template <int N>
-__device__ __forceinline__ void multiply(const struct params &p, const struct item &item, uint32_t n_subs,
-                                         uint32_t smem, struct ring &ring, float (&acc)[2][N / 2])
+/* The E4M3 bytes of magnitudes 0 to 3 and 4 to 7 of a group: number j is 0, 1/2, 1, 3/2, 2, 3, 4, 6 times 2^shift. */
+__device__ __forceinline__ uint2 codes_of(int shift)
 {
-    constexpr int HALF = N / 32; /* of the scales: registers are short */
-    const uint32_t wg = warpgroup() - 1, lane_scales = STAGE_SCALES + threadIdx.x % 4 * 16;
-    const float *w_scales = p.w_scales + ((uint64_t)item.expert * p.n_tiles + 2 * item.part) * p.n_kb;
-    const uint32_t second = 2 * item.part + 1 < p.n_tiles ? p.n_kb : 0;
-    float w_scale[2] = {__ldg(w_scales), __ldg(w_scales + second)}, unit[2] = {w_scale[0], w_scale[1]};
-    multiply_by(acc[0], 1.0f / unit[0]);
-    multiply_by(acc[1], 1.0f / unit[1]);
+    const float one = __uint_as_float((uint32_t)(127 + shift) << 23);
+    return make_uint2(e4m3_pair(0.0f, 0.5f * one) | e4m3_pair(one, 1.5f * one) << 16,
+                      e4m3_pair(2.0f * one, 3.0f * one) | e4m3_pair(4.0f * one, 6.0f * one) << 16);
+}
+
+/* Bytes of b:a by the nibbles of `which`; unlike __byte_perm's these are not masked, so their fourth bits are zero. */
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t which)
+{
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(which));
+    return d;
+}
+
+/* A of 64 rows and one block of K. A number is looked up among the eight bytes of its group by a byte permutation,
+ * which takes four magnitudes at a time; then come the signs. `table` has the eight bytes of every shift. */
+__device__ __forceinline__ void expand(uint32_t (&a)[16], uint32_t codes, uint32_t shifts, uint32_t table)
+{
+    const uint2 shift = lds64(shifts);
+    const uint4 first = lds128(codes), second = lds128(codes + 2048);
+    const uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    uint2 code[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        code[i] = lds64(table + permute(i % 2 ? shift.y : shift.x, 0, 0x4440 + i / 2));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t mags = word[i] & 0x77777777u;
+        a[i / 2 * 4 + i % 2] = permute(code[i].x, code[i].y, mags) | (word[i] & 0x80808080u);
+        a[i / 2 * 4 + i % 2 + 2] = permute(code[i].x, code[i].y, mags >> 16) | (word[i] << 4 & 0x80808080u);
+    }
+}
+
+/* acc[s] += W x of this warpgroup's 64 rows of its row tile s and N tokens, for the first n_subs of its tiles; acc
+ * comes with the bias. Inside, acc counts in units of the weights' scale: as scales are powers of two this changes
+ * no bit, and there is something to multiply only where a block's scale is another than the last one's.
+ */
+template <int WGS, int N>
+__device__ __forceinline__ void multiply(const struct params &p, const struct item &item, uint32_t n_subs,
+                                         uint32_t smem, struct ring &ring, float (&acc)[4 / WGS][N / 2])
+{
+    constexpr int SUBS = 4 / WGS, FIRST = N > 112 ? 4 : N / 16; /* scales loaded early: registers are short */
+    const uint32_t lane_scales = STAGE_SCALES + threadIdx.x % 4 * 16, thread = threadIdx.x - 128;
+    const uint32_t wg = thread / 128, first = WGS == 4 ? wg / 2 : 0;
+    const uint32_t lane_codes = first * W_BYTES + wg % 2 * 4096 + thread % 128 * 16;
+    const uint32_t lane_shifts = first * W_BYTES + DMK_FP8PACK_CODE_BYTES + thread % 256 / 32 * 64 + thread % 32 / 4 * 8;
+    const uint32_t tile = 2 * item.part + first;
+    const uint32_t lane = threadIdx.x % 32;
+    float w_scales[SUBS], unit[SUBS]; /* a lane holds the weights' scale of its block of K */
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        const uint32_t row_tile = tile + sub < p.n_tiles ? tile + sub : p.n_tiles - 1;
+        const float *from = p.w_scales + ((uint64_t)item.expert * p.n_tiles + row_tile) * p.n_kb;
+        w_scales[sub] = __ldg(from + (lane < p.n_kb ? lane : 0));
+        unit[sub] = __shfl_sync(0xffffffffu, w_scales[sub], 0);
+        multiply_by(acc[sub], ratio_of_powers(1.0f, unit[sub]));
+    }
     for (uint32_t kb = 0; kb < p.n_kb; kb++) {
         const uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;
-        const uint32_t next = kb + 1 < p.n_kb ? kb + 1 : kb;
-        const float next_scale[2] = {__ldg(w_scales + next), __ldg(w_scales + second + next)};
+        const uint32_t tokens = __shfl_sync(0xffffffffu, wgmma_desc_low(stage + STAGE_TOKENS), 0);
         mbar_wait(full, ring.phase);
 #pragma unroll
-        for (uint32_t sub = 0; sub < 2; sub++) {
+        for (uint32_t sub = 0; sub < SUBS; sub++) {
             float raw[N / 2], scale[N / 4];
+            uint32_t a[16];
             if (sub >= n_subs) {
                 continue;
             }
-            issue<N>(raw, wgmma_desc_low(stage + sub * W_BYTES + wg * 8192), wgmma_desc_low(stage + STAGE_TOKENS));
-            load_scales<N, 0, HALF>(scale, stage + lane_scales);
-            if (w_scale[sub] != unit[sub]) {
-                multiply_by(acc[sub], unit[sub] / w_scale[sub]);
-                unit[sub] = w_scale[sub];
+            expand(a, stage + sub * W_BYTES + lane_codes, stage + sub * W_BYTES + lane_shifts, smem + SMEM_CODES);
+            issue<N>(raw, a, tokens);
+            load_scales<N, 0, FIRST>(scale, stage + lane_scales);
+            const float w_scale = __shfl_sync(0xffffffffu, w_scales[sub], kb);
+            if (__builtin_expect(w_scale != unit[sub], 0)) {
+                multiply_by(acc[sub], ratio_of_powers(unit[sub], w_scale));
+                unit[sub] = w_scale;
             }
             wgmma_wait<0>();
             wgmma_hold(raw);
-            load_scales<N, HALF, N / 16>(scale, stage + lane_scales);
+            load_scales<N, FIRST, N / 16>(scale, stage + lane_scales);
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
                 acc[sub][i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[sub][i]);
             }
         }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            mbar_arrive(full + 8);
-        }
-        w_scale[0] = next_scale[0];
-        w_scale[1] = next_scale[1];
+        mbar_arrive_warp(full + 8);
         ring.next();
     }
-    multiply_by(acc[0], unit[0]);
-    multiply_by(acc[1], unit[1]);
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        multiply_by(acc[sub], unit[sub]);
+    }
 }
 
 __device__ __forceinline__ float bias_of(const struct params &p, uint32_t expert, uint32_t row)
@@ -257,14 +318,19 @@ __device__ __forceinline__ void activate(const struct params &p, const float (&a
     }
 }
 
-/* Largest |z| of the warp's 8 channels, to row `entry` of the table. */
-template <int N>
-__device__ __forceinline__ void note_amax(const uint32_t (&z)[N / 8], uint32_t *amax, uint32_t entry)
+/* Largest |z| of the warp's channels, 8 of each row tile, to row `entry` of the table. */
+template <int N, int SUBS>
+__device__ __forceinline__ void note_amax(const uint32_t (&z)[SUBS][N / 8], uint32_t *amax, uint32_t entry)
 {
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
-        uint32_t word = z[i] & 0x7fff7fffu;
+        uint32_t word = z[0][i] & 0x7fff7fffu;
         __nv_bfloat162 m = *(__nv_bfloat162 *)&word;
+        if (SUBS == 2) {
+            word = z[SUBS - 1][i] & 0x7fff7fffu;
+            m = __hmax2(m, *(__nv_bfloat162 *)&word);
+            word = *(uint32_t *)&m;
+        }
 #pragma unroll
         for (int d = 4; d < 32; d *= 2) {
             uint32_t other = __shfl_xor_sync(0xffffffffu, word, d);
@@ -294,7 +360,7 @@ __device__ __forceinline__ void quantise(const uint32_t (&z)[N / 8], const float
     }
 }
 
-template <int N>
+template <int WGS, int N>
 __device__ __forceinline__ void gate_up_item(const struct params &p, const struct item &item,
                                              uint8_t *base, uint32_t smem, struct ring &ring)
 {
@@ -302,29 +368,32 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
     uint32_t *amax = (uint32_t *)(base + SMEM_AMAX);
     float *inv = (float *)(base + SMEM_INV);
     uint8_t *image = base + SMEM_IMAGE;
-    const uint32_t n_subs = 2 * item.part + 1 < p.n_tiles ? 2 : 1;
-    float acc[2][N / 2];
-    uint32_t z[2][N / 8];
+    /* Of the item's two row tiles a warpgroup has both or one, of each 64 rows. */
+    constexpr uint32_t SUBS = 4 / WGS, THREADS = WGS * 128;
+    const uint32_t first = WGS == 4 ? warp / 8 : 0;
+    const uint32_t left = p.n_tiles - 2 * item.part, n_subs = left <= first ? 0 : left - first < SUBS ? left - first : SUBS;
+    float acc[SUBS][N / 2];
+    uint32_t z[SUBS][N / 8];
 #pragma unroll
-    for (uint32_t sub = 0; sub < 2; sub++) {
-        uint32_t row = (2 * item.part + sub) * 128 + warp * 16 + 2 * g;
+    for (uint32_t sub = 0; sub < SUBS; sub++) {
+        uint32_t row = 2 * item.part * 128 + sub * 128 + warp * 16 + 2 * g;
         start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 1));
     }
-    multiply<N>(p, item, n_subs, smem, ring, acc);
+    multiply<WGS, N>(p, item, n_subs, smem, ring, acc);
     /* Rows past the matrix have neither weights nor bias, so their z is zero. */
 #pragma unroll
-    for (uint32_t sub = 0; sub < 2; sub++) {
+    for (uint32_t sub = 0; sub < SUBS; sub++) {
         activate<N>(p, acc[sub], z[sub]);
-        note_amax<N>(z[sub], amax, sub * 8 + warp);
     }
+    note_amax<N, SUBS>(z, amax, warp);
     if (tid == 0) {
         bulk_store_wait_read();
     }
-    bar_sync(BAR_MATH, 256);
+    bar_sync(BAR_MATH, THREADS);
     if (tid < N / 2) {
         uint32_t word = amax[tid];
         __nv_bfloat162 m = *(__nv_bfloat162 *)&word;
-        for (uint32_t i = 1; i < 16; i++) {
+        for (uint32_t i = 1; i < WGS * 4; i++) {
             word = amax[i * (N_MAX / 2) + tid];
             m = __hmax2(m, *(__nv_bfloat162 *)&word);
         }
@@ -338,37 +407,38 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
             }
         }
     }
-    bar_sync(BAR_MATH, 256);
+    bar_sync(BAR_MATH, THREADS);
 #pragma unroll
-    for (uint32_t sub = 0; sub < 2; sub++) {
+    for (uint32_t sub = 0; sub < SUBS; sub++) {
         quantise<N>(z[sub], inv, image, sub * 64 + warp * 8 + g);
     }
     fence_async_shared();
-    bar_sync(BAR_MATH, 256);
+    bar_sync(BAR_MATH, THREADS);
     if (tid == 0 && item.n_valid > 0) {
         bulk_store(p.z + ((uint64_t)item.part * p.n_positions + item.position) * 128,
                    smem + SMEM_IMAGE, (uint32_t)item.n_valid * 128);
     }
 }
 
-template <int N>
+template <int WGS, int N>
 __device__ __forceinline__ void down_item(const struct params &p, const struct item &item, uint32_t smem,
                                           struct ring &ring)
 {
     const uint32_t tid = threadIdx.x - 128, t = tid % 4;
     const uint32_t row0 = item.part * 256 + tid / 32 * 16 + tid % 32 / 4;
     /* What a warpgroup has of the last rows: two, one or no times 64. */
+    constexpr uint32_t SUBS = 4 / WGS;
     const uint32_t first = item.part * 256 + tid / 128 * 64;
-    const uint32_t n_subs = first + 128 < p.rows ? 2 : first < p.rows ? 1 : 0;
-    float acc[2][N / 2];
+    const uint32_t n_subs = first >= p.rows ? 0 : first + 128 < p.rows ? SUBS : 1;
+    float acc[SUBS][N / 2];
 #pragma unroll
-    for (uint32_t sub = 0; sub < 2; sub++) {
+    for (uint32_t sub = 0; sub < SUBS; sub++) {
         uint32_t row = row0 + sub * 128;
         start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 8));
     }
-    multiply<N>(p, item, n_subs, smem, ring, acc);
+    multiply<WGS, N>(p, item, n_subs, smem, ring, acc);
 #pragma unroll
-    for (uint32_t sub = 0; sub < 2; sub++) {
+    for (uint32_t sub = 0; sub < SUBS; sub++) {
         uint32_t row = row0 + sub * 128;
         float *y = p.y + (uint64_t)item.slot * p.rows + row;
 #pragma unroll
@@ -384,50 +454,67 @@ __device__ __forceinline__ void down_item(const struct params &p, const struct i
     }
 }
 
-template <bool GATE_UP, int N>
+template <bool GATE_UP, int WGS, int N>
 __device__ __forceinline__ void do_item(const struct params &p, const struct item &item, uint8_t *base,
                                         uint32_t smem, struct ring &ring)
 {
     if constexpr (GATE_UP) {
-        gate_up_item<N>(p, item, base, smem, ring);
+        gate_up_item<WGS, N>(p, item, base, smem, ring);
     } else {
-        down_item<N>(p, item, smem, ring);
+        down_item<WGS, N>(p, item, smem, ring);
     }
 }
 
-template <bool GATE_UP>
-__device__ void consume(const struct params &p, const uint32_t *table, const uint32_t *pos, uint8_t *base,
-                        uint32_t smem)
+template <bool GATE_UP, int WGS>
+__device__ __forceinline__ void consume(const struct params &p, const uint32_t *table, const uint32_t *pos,
+                                        uint8_t *base, uint32_t smem)
 {
     const uint32_t n_parts = (p.n_tiles + 1) / 2;
     struct ring ring = {0, 0};
     for (struct run run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
         struct item item = run.get(p, table, pos, n_parts);
-        switch (item.width / WIDTH_STEP) {
-        case 1:
-            do_item<GATE_UP, 16>(p, item, base, smem, ring);
-            break;
-        case 2:
-            do_item<GATE_UP, 32>(p, item, base, smem, ring);
-            break;
-        case 3:
-            do_item<GATE_UP, 48>(p, item, base, smem, ring);
-            break;
-        case 4:
-            do_item<GATE_UP, 64>(p, item, base, smem, ring);
-            break;
-        case 5:
-            do_item<GATE_UP, 80>(p, item, base, smem, ring);
-            break;
-        case 6:
-            do_item<GATE_UP, 96>(p, item, base, smem, ring);
-            break;
-        case 7:
-            do_item<GATE_UP, 112>(p, item, base, smem, ring);
-            break;
-        default:
-            do_item<GATE_UP, 128>(p, item, base, smem, ring);
-            break;
+        if constexpr (WGS == 4) {
+            switch (item.width / WIDTH_STEP) {
+            case 1:
+                do_item<GATE_UP, WGS, 16>(p, item, base, smem, ring);
+                break;
+            case 2:
+                do_item<GATE_UP, WGS, 32>(p, item, base, smem, ring);
+                break;
+            case 3:
+                do_item<GATE_UP, WGS, 48>(p, item, base, smem, ring);
+                break;
+            default:
+                do_item<GATE_UP, WGS, 64>(p, item, base, smem, ring);
+                break;
+            }
+        } else {
+            switch (item.width / WIDTH_STEP) {
+            case 1:
+                do_item<GATE_UP, WGS, 16>(p, item, base, smem, ring);
+                break;
+            case 2:
+                do_item<GATE_UP, WGS, 32>(p, item, base, smem, ring);
+                break;
+            case 3:
+                do_item<GATE_UP, WGS, 48>(p, item, base, smem, ring);
+                break;
+            case 4:
+                do_item<GATE_UP, WGS, 64>(p, item, base, smem, ring);
+                break;
+            case 5:
+                do_item<GATE_UP, WGS, 80>(p, item, base, smem, ring);
+                break;
+            case 6:
+                do_item<GATE_UP, WGS, 96>(p, item, base, smem, ring);
+                break;
+            case 7:
+                do_item<GATE_UP, WGS, 112>(p, item, base, smem, ring);
+                break;
+            default:
+                do_item<GATE_UP, WGS, 128>(p, item, base, smem, ring);
+                break;
+            }
         }
     }
     if (GATE_UP && threadIdx.x == 128) {
@@ -435,23 +522,26 @@ __device__ void consume(const struct params &p, const uint32_t *table, const uin
     }
 }
 
-template <bool GATE_UP>
-__global__ void __launch_bounds__(N_THREADS, 1) moe_fp8(const __grid_constant__ struct params p)
+template <bool GATE_UP, int WGS>
+__global__ void __launch_bounds__(128 + WGS * 128, 1) moe_fp8(const __grid_constant__ struct params p)
 {
     extern __shared__ uint8_t raw[];
     const uint32_t smem = (smem_addr(raw) + 1023) / 1024 * 1024;
     uint8_t *base = raw + (smem - smem_addr(raw));
     uint32_t *table = (uint32_t *)(base + SMEM_TABLE), *pos = table + MAX_EXPERTS + 1;
+    if (threadIdx.x - 32 < N_SHIFTS) {
+        ((uint2 *)(base + SMEM_CODES))[threadIdx.x - 32] = codes_of((int)threadIdx.x - 32 + DMK_FP8PACK_SHIFT_LOW);
+    }
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < N_STAGES; i++) {
             mbar_init(smem + SMEM_BARS + i * 16, 1);
-            mbar_init(smem + SMEM_BARS + i * 16 + 8, 8);
+            mbar_init(smem + SMEM_BARS + i * 16 + 8, WGS * 4);
         }
         mbar_init_fence();
     }
     grid_wait();
     if (threadIdx.x < 32) {
-        count_tiles(p.expert_begin, p.n_experts, table, pos);
+        count_tiles(p.expert_begin, p.n_experts, table, pos, p.width_max);
     }
     __syncthreads();
     if (threadIdx.x < 128) {
@@ -460,8 +550,8 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_fp8(const __grid_constant__ 
             produce(p, table, pos, smem);
         }
     } else {
-        regs_raise<240>();
-        consume<GATE_UP>(p, table, pos, base, smem);
+        regs_raise<WGS == 4 ? 112 : 240>();
+        consume<GATE_UP, WGS>(p, table, pos, base, smem);
     }
     __syncwarp();
     grid_launch_dependents();
@@ -487,7 +577,8 @@ struct dmk_moe_fp8_layout dmk_moe_fp8_layout(uint32_t n_rows, uint32_t k, uint32
 
 cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, cudaStream_t stream)
 {
-    if (a->n_experts > MAX_EXPERTS || a->k > 16 || a->gate_up.cols % 8 != 0) {
+    if (a->n_experts > MAX_EXPERTS || a->k > 16 || a->gate_up.cols % 8 != 0 || a->gate_up.cols > 32 * 128 ||
+        a->down.cols > 32 * 128) {
         return cudaErrorInvalidValue;
     }
     if (a->n_rows == 0) {
@@ -525,7 +616,14 @@ cudaError_t dmk_moe_fp8_step(const struct dmk_moe_layer_args *a, uint32_t step, 
     p.n_kb = dmk::div_up(m->cols, 128);
     p.alpha = a->alpha;
     p.limit = a->limit;
-    return launch(step == 1 ? moe_fp8<true> : moe_fp8<false>, (uint32_t)n_sms, N_THREADS, SMEM_BYTES, stream, p);
+    /* With few tokens an expert there are registers for twice the warps, which hide more; with many a weight should meet
+     * as many tokens as can be. */
+    const bool few = a->n_rows * a->k <= FEW_TOKENS * a->n_experts;
+    p.width_max = few ? 64 : N_MAX;
+    if (few) {
+        return launch(step == 1 ? moe_fp8<true, 4> : moe_fp8<false, 4>, (uint32_t)n_sms, 640, SMEM_BYTES, stream, p);
+    }
+    return launch(step == 1 ? moe_fp8<true, 2> : moe_fp8<false, 2>, (uint32_t)n_sms, 384, SMEM_BYTES, stream, p);
 }
 
 cudaError_t dmk_moe_fp8(const struct dmk_moe_layer_args *args, cudaStream_t stream)

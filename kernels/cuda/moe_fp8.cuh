@@ -37,9 +37,9 @@ __device__ __forceinline__ uint32_t scale_at(uint32_t position)
 }
 
 /* How an expert's n tokens are cut: tiles of one width. */
-__device__ __forceinline__ uint32_t tile_count(uint32_t n)
+__device__ __forceinline__ uint32_t tile_count(uint32_t n, uint32_t width_max)
 {
-    return (n + N_MAX - 1) / N_MAX;
+    return (n + width_max - 1) / width_max;
 }
 
 __device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
@@ -48,12 +48,13 @@ __device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
 }
 
 /* table[e]: tiles before expert e; pos[e]: its first position. One warp. */
-__device__ __forceinline__ void count_tiles(const uint32_t *begin, uint32_t n_experts, uint32_t *table, uint32_t *pos)
+__device__ __forceinline__ void count_tiles(const uint32_t *begin, uint32_t n_experts, uint32_t *table, uint32_t *pos,
+                                            uint32_t width_max)
 {
     uint32_t lane = threadIdx.x % 32, sum_tiles = 0, sum_pos = 0;
     for (uint32_t first = 0; first < n_experts; first += 32) {
         uint32_t e = first + lane, n = e < n_experts ? begin[e + 1] - begin[e] : 0;
-        uint32_t tiles = tile_count(n), padded = (n + 15) / 16 * 16;
+        uint32_t tiles = tile_count(n, width_max), padded = (n + 15) / 16 * 16;
         uint32_t upto = tiles, upto_pos = padded;
         for (uint32_t i = 1; i < 32; i *= 2) {
             uint32_t a = __shfl_up_sync(0xffffffffu, upto, i);

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
     __shared__ uint32_t position[16];
     grid_wait();
     if (threadIdx.x < 32) {
-        count_tiles(p.expert_begin, p.n_experts, table, pos);
+        count_tiles(p.expert_begin, p.n_experts, table, pos, N_MAX);
     }
     for (uint32_t e = threadIdx.x; e <= p.n_experts; e += QUANT_THREADS) {
         begin[e] = p.expert_begin[e];

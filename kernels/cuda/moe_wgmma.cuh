@@ -9,69 +9,70 @@
 namespace dmk
 {
 
-/* E4M3, K = 32: both operands in shared memory. */
+/* E4M3, K = 32: A in registers, thread t's row 16 * (t / 32) + t % 32 / 4 + 8 * h, columns 16 * i + 4 * (t % 4) to
+ * + 3 in a[2 * i + h]; B in shared memory. */
 template <int N>
-__device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int add);
+__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<16>(float (&d)[8], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<16>(float (&d)[8], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7"
-                 "}, %8, %9, p, 1, 1;\n}"
+                 "}, {%8, %9, %10, %11}, %12, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<32>(float (&d)[16], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<32>(float (&d)[16], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15"
-                 "}, %16, %17, p, 1, 1;\n}"
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
                    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<48>(float (&d)[24], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<48>(float (&d)[24], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23"
-                 "}, %24, %25, p, 1, 1;\n}"
+                 "}, {%24, %25, %26, %27}, %28, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
                    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
                    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
                    "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<64>(float (&d)[32], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<64>(float (&d)[32], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, "
                  "%24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, p, 1, 1;\n}"
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -80,21 +81,21 @@ __device__ __forceinline__ void wgmma_e4m3_ss<64>(float (&d)[32], uint64_t a, ui
                    "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
                    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
                    "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<80>(float (&d)[40], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<80>(float (&d)[40], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %45, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n80k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, "
                  "%24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39"
-                 "}, %40, %41, p, 1, 1;\n}"
+                 "}, {%40, %41, %42, %43}, %44, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -105,14 +106,14 @@ __device__ __forceinline__ void wgmma_e4m3_ss<80>(float (&d)[40], uint64_t a, ui
                    "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
                    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
                    "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<96>(float (&d)[48], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<96>(float (&d)[48], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -120,7 +121,7 @@ __device__ __forceinline__ void wgmma_e4m3_ss<96>(float (&d)[48], uint64_t a, ui
                  "%24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, "
                  "%40, %41, %42, %43, %44, %45, %46, %47"
-                 "}, %48, %49, p, 1, 1;\n}"
+                 "}, {%48, %49, %50, %51}, %52, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -133,14 +134,14 @@ __device__ __forceinline__ void wgmma_e4m3_ss<96>(float (&d)[48], uint64_t a, ui
                    "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
                    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<112>(float (&d)[56], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<112>(float (&d)[56], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %61, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n112k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -149,7 +150,7 @@ __device__ __forceinline__ void wgmma_e4m3_ss<112>(float (&d)[56], uint64_t a, u
                  "%32, %33, %34, %35, %36, %37, %38, %39, "
                  "%40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55"
-                 "}, %56, %57, p, 1, 1;\n}"
+                 "}, {%56, %57, %58, %59}, %60, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -164,14 +165,14 @@ __device__ __forceinline__ void wgmma_e4m3_ss<112>(float (&d)[56], uint64_t a, u
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
                    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
                    "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_ss<128>(float (&d)[64], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3_rs<128>(float (&d)[64], const uint32_t *a, uint64_t b,
                                                   int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -181,7 +182,7 @@ __device__ __forceinline__ void wgmma_e4m3_ss<128>(float (&d)[64], uint64_t a, u
                  "%40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, "
                  "%56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, %64, %65, p, 1, 1;\n}"
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -198,7 +199,7 @@ __device__ __forceinline__ void wgmma_e4m3_ss<128>(float (&d)[64], uint64_t a, u
                    "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
                    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
                    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 } // namespace dmk

@@ -86,7 +86,8 @@ struct weights {
             b = (uint8_t)random_u32();
         }
         for (auto &s : scales) {
-            s = (uint8_t)(116 + random_u32() % 7);
+            /* FP8 blocks of 14 octaves: as far as they are exact. */
+            s = (uint8_t)(random_u32() % 16 == 0 ? 108 + random_u32() % 8 : 116 + random_u32() % 7);
         }
         for (auto &b : bias) {
             b = dmk_f32_to_bf16(random_normal());
@@ -96,13 +97,11 @@ struct weights {
         mx.resize(e * one);
         fp8.resize(e * one8);
         fp8_scales.resize(e * n_sc);
-        std::vector<uint8_t> codes((size_t)r * c);
         for (uint32_t i = 0; i < e; i++) {
             const uint8_t *b = blocks.data() + (size_t)i * r * c / 2;
             const uint8_t *s = scales.data() + (size_t)i * r * c / 32;
             n_bad += dmk_mxfp4_pack(b, s, r, c, paired, mx.data() + i * one);
-            n_bad += dmk_mxfp4_to_fp8(b, s, r, c, codes.data(), fp8_scales.data() + i * n_sc);
-            dmk_fp8_pack(codes.data(), r, c, paired, fp8.data() + i * one8);
+            n_bad += dmk_fp8_pack(b, s, r, c, paired, fp8.data() + i * one8, fp8_scales.data() + i * n_sc);
         }
         if (n_bad != 0) {
             printf("FAIL pack: %zu inexact\n", n_bad);
@@ -441,6 +440,15 @@ __global__ void fill_scales(uint8_t *p, size_t n_stages)
     }
 }
 
+/* The shifts of pieces for FP8: -1 to 6. */
+__global__ void fill_shifts(uint32_t *p, size_t n_pieces)
+{
+    for (size_t i = blockIdx.x; i < n_pieces; i += gridDim.x) {
+        uint32_t *word = p + i * (DMK_FP8PACK_PIECE_BYTES / 4) + DMK_FP8PACK_CODE_BYTES / 4 + threadIdx.x;
+        *word = (*word & 0x38383838u) + 0x68686868u;
+    }
+}
+
 __global__ void fill_bf16(uint16_t *p, size_t n, uint32_t seed)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
@@ -595,16 +603,17 @@ static void bench_fp8(uint32_t n_experts, const std::vector<uint32_t> &sizes)
             : gu(e * dmk_fp8_pack_bytes(5760, 2880)), dn(e * dmk_fp8_pack_bytes(2880, 2880)),
               begin(e + 1), slot_row(rows * 4), row_slots(rows * 4)
         {
-            /* No NaN: the exponent's highest bit stays clear. */
-            fill<<<1024, 256>>>((uint32_t *)gu.p, gu.n / 4, 3, 0xbfbfbfbfu, 0);
-            fill<<<1024, 256>>>((uint32_t *)dn.p, dn.n / 4, 4, 0xbfbfbfbfu, 0);
+            fill<<<1024, 256>>>((uint32_t *)gu.p, gu.n / 4, 3, 0xffffffffu, 0);
+            fill<<<1024, 256>>>((uint32_t *)dn.p, dn.n / 4, 4, 0xffffffffu, 0);
+            fill_shifts<<<1024, 128>>>((uint32_t *)gu.p, gu.n / DMK_FP8PACK_PIECE_BYTES);
+            fill_shifts<<<1024, 128>>>((uint32_t *)dn.p, dn.n / DMK_FP8PACK_PIECE_BYTES);
         }
     };
     std::vector<layer *> layers;
     for (uint32_t l = 0; l < n_layers; l++) {
         layers.push_back(new layer(n_experts, max_rows));
     }
-    buffer<float> scales(std::vector<float>((size_t)n_experts * 45 * 23, 0.02f));
+    buffer<float> scales(std::vector<float>((size_t)n_experts * 45 * 23, 0x1p-7f));
     buffer<uint16_t> bias(std::vector<uint16_t>((size_t)n_experts * 5760, 0x3f00));
     buffer<uint16_t> x((size_t)max_rows * 2880);
     buffer<float> y((size_t)max_rows * 4 * 2880);

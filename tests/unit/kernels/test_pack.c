@@ -172,37 +172,40 @@ static void zero_groups_do_not_count(void **state)
     free_matrix(&m);
 }
 
-static void packed_fp8_is_a_permutation(void **state)
+/* The kernel's codes and scales are those of dmk_mxfp4_to_fp8, up to 14 octaves the matrix and beyond them rounded. */
+static void packed_fp8_is_the_fp8_matrix(void **state)
 {
     (void)state;
-    const uint32_t rows = 192, cols = 160;
-    uint8_t *codes = malloc((size_t)rows * cols);
-    for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        codes[i] = (uint8_t)(1 + next_u32() % 255);
-    }
-    size_t bytes = dmk_fp8_pack_bytes(rows, cols);
-    assert_int_equal(bytes, 2 * 2 * 128 * 128);
-    uint8_t *packed = malloc(bytes);
-    for (int paired = 0; paired < 2; paired++) {
-        dmk_fp8_pack(codes, rows, cols, paired, packed);
-        size_t n_zero = 0;
-        for (size_t i = 0; i < bytes; i++) {
-            n_zero += packed[i] == 0;
-        }
-        assert_int_equal(n_zero, bytes - (size_t)rows * cols);
-        for (uint32_t r = 0; r < rows; r++) {
-            /* Gates come first in each 16 rows, then their ups. */
-            uint32_t at = paired ? r / 16 * 16 + r % 16 / 2 + 8 * (r % 2) : r;
-            for (uint32_t c = 0; c < cols; c++) {
-                const uint8_t *tile = packed + ((size_t)(at / 128) * 2 + c / 128) * 128 * 128;
-                uint32_t piece = c % 128 / 16 ^ at % 8;
-                assert_int_equal(tile[at % 128 * 128 + piece * 16 + c % 16],
-                                 codes[(size_t)r * cols + c]);
+    const uint32_t shapes[][2] = {{128, 128}, {2, 32}, {96, 160}, {130, 288}, {320, 544}};
+    for (size_t i = 0; i < 5; i++) {
+        for (int paired = 0; paired < 2; paired++) {
+            const uint32_t spread = paired ? 15 : 24;
+            struct matrix m = make_matrix(shapes[i][0], shapes[i][1], 100, spread);
+            const size_t n = (size_t)m.rows * m.cols,
+                         n_scales = (size_t)((m.rows + 127) / 128) * ((m.cols + 127) / 128);
+            memset(m.blocks + n / 2 - 16, 0x80, 16); /* zeros of either sign */
+            const size_t bytes = dmk_fp8_pack_bytes(m.rows, m.cols);
+            assert_int_equal(bytes, n_scales * DMK_FP8PACK_PIECE_BYTES);
+            uint8_t *codes = malloc(n), *packed = malloc(bytes);
+            float *want = malloc(n_scales * sizeof(float)), *got = malloc(n_scales * sizeof(float));
+            const size_t n_inexact =
+                dmk_mxfp4_to_fp8(m.blocks, m.scales, m.rows, m.cols, codes, want);
+            assert_int_equal(dmk_fp8_pack(m.blocks, m.scales, m.rows, m.cols, paired, packed, got),
+                             n_inexact);
+            assert_memory_equal(want, got, n_scales * sizeof(float));
+            for (uint32_t r = 0; r < m.rows; r++) {
+                for (uint32_t c = 0; c < m.cols; c++) {
+                    assert_int_equal(dmk_fp8_packed_code(packed, m.cols, paired, r, c),
+                                     codes[(size_t)r * m.cols + c]);
+                }
             }
+            free(codes);
+            free(packed);
+            free(want);
+            free(got);
+            free_matrix(&m);
         }
     }
-    free(packed);
-    free(codes);
 }
 
 /* Exact or rounded, with groups of zeros and ends of matrices: the numbers are those of FP8. */
@@ -248,8 +251,8 @@ int main(void)
         cmocka_unit_test(e4m3_numbers),
         cmocka_unit_test(fp8_is_exact_up_to_14_octaves),
         cmocka_unit_test(zero_groups_do_not_count),
-        cmocka_unit_test(packed_fp8_is_a_permutation),
         cmocka_unit_test(fp8_goes_back),
+        cmocka_unit_test(packed_fp8_is_the_fp8_matrix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
