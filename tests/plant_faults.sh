@@ -34,6 +34,10 @@ reduction order: a rank that got no row leaves out its +0~common/coll/local.c~s/
 reduction order: partial sums of groups in another order~common/coll/local.c~s/src\[r\] = place == /src[(r + 1) % coll->n_ranks] = place == /~tests/unit/coll/test_coll_local~
 reduction order: a row of another group is answered~common/coll/local.c~s/places\[r\] = places_of\(coll, r, group\)/places[r] = places_of(coll, r, 0)/~tests/unit/model/test_model_engine~test_groups
 reduction order: slices are added in another tree~kernels/cpu/dot_tmpl.h~s/out\[2 \* s\]\[i\] \+ out\[2 \* s \+ 1\]\[i\]/out[s][i] + out[s + width \/ 2][i]/~tests/check/check~
+device ranks: sums are read without a meeting~common/model/device_step.c~s/meet_groups\(engine\);\n/\n/~tests/unit/model/test_model_device~
+device ranks: rows are read without a meeting~common/model/device_step.c~s/(layout\.dp > 1\) \{\n\s+)meet\(engine->ranks, engine->n_ranks\);/$1/~tests/unit/model/test_model_device~
+device ranks: both sums of a layer share memory~common/model/device_forward.c~s/a->part, n_rows/a->sum, n_rows/; s/acts\.part \+ \(size_t\)first/acts.sum + (size_t)first/~tests/unit/model/test_model_device~
+device ranks: a meeting has the number of the one before~common/model/device_forward.c~s/layer \* DMK_MEETINGS \+ which \+ 1/which + 1/~tests/unit/model/test_model_device~
 END
 }
 
