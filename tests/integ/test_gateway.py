@@ -47,7 +47,7 @@ def gateway(cluster):
         while MODEL not in get(url + "/models")[1]:
             assert popen.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.1)
-        yield openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        yield openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=180)
     finally:
         popen.terminate()
         popen.wait(20)
@@ -158,9 +158,11 @@ def test_structured_output_by_structural_tag(gateway):
     got = gateway.chat.completions.create(
         model=MODEL, temperature=0, max_tokens=400, messages=[{"role": "user", "content": "What is the capital of France?"}],
         response_format={"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}})
+    assert got.choices[0].finish_reason == "stop", got
     value = json.loads(got.choices[0].message.content)
     assert set(value) == {"country", "n"} and isinstance(value["n"], int) and isinstance(value["country"], str)
     got = gateway.chat.completions.create(model=MODEL, temperature=0, max_tokens=400, tools=[TIMER, WEATHER], tool_choice="required",
                                           messages=[{"role": "user", "content": "What is the weather in Boston?"}]).choices[0]
+    assert got.message.tool_calls, got
     call = got.message.tool_calls[0].function
     assert (got.finish_reason, call.name, json.loads(call.arguments)) == ("tool_calls", "get_weather", {"city": "Boston"})
