@@ -13,7 +13,7 @@ struct serve {
     struct dmk_prefill_core *core;
     struct dmk_prefill_step *step;
     struct {
-        struct dmk_counter *done, *failed;
+        struct dmk_counter *done, *failed, *puts;
     } metrics;
 };
 
@@ -286,6 +286,7 @@ static void collect(void *ud)
 
     dmk_counter_raise(s->metrics.done, (double)l.n_done);
     dmk_counter_raise(s->metrics.failed, (double)l.n_failed);
+    dmk_counter_raise(s->metrics.puts, (double)l.n_puts);
 }
 
 static void make_metrics(struct serve *s)
@@ -297,6 +298,9 @@ static void make_metrics(struct serve *s)
                                       "Prompts that a decode worker has accepted.");
     s->metrics.failed = dmk_counter_new(m, "damask_prefills_failed_total", labels,
                                         "Prompts that were refused or failed.");
+    s->metrics.puts = dmk_counter_new(
+        m, "damask_transfer_puts_total", labels,
+        "Page writes into decode workers; damask_transfer_bytes_total over it is a write's size.");
 }
 
 /* ---------------------------------------------------------------- life */

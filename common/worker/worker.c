@@ -280,6 +280,13 @@ static int open_xfer(struct dmk_worker *w, struct dmk_error *reterr)
     }
     w->ops = dmk_xfer_find("ucx");
     ret = w->ops->open(&conf, &w->xfer, reterr);
+    if (ret == 0 && conf.mem_kind == DMK_MEM_KIND_CUDA &&
+        w->conf->xfer_transport != DMK_WORKER_CUDA) {
+        dmk_log_warn(
+            "worker=%s pages in device memory go through the host's by \"%s\", at a GB/s or "
+            "two; between GPUs of one host use xfer-transport cuda",
+            w->id, conf.transport);
+    }
     if (ret == 0) {
         w->ops->info(w->xfer, &w->xfer_info);
         w->xferloop = dmk_xferloop_new(w->loop, w->ops, w->xfer, on_xfer_progress, w);

@@ -84,7 +84,7 @@ class Stream(threading.Thread):
                 line = raw.decode().strip()
                 if line.startswith("data: {"):
                     self.times.append(time.monotonic() - self.started)
-                    self.text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                    self.text += "".join(c["text"] for c in json.loads(line[6:]).get("choices", []))
                     self.first.set()
                 self.done |= line == "data: [DONE]"
         except (OSError, http.client.HTTPException, AttributeError):
@@ -114,6 +114,19 @@ def balance(cluster, limit_s=20):
                 break
             check(time.monotonic() < deadline, f"{w.name} still holds pages when idle: {pools}")
             time.sleep(0.05)
+
+
+def end(c):
+    """SIGTERM to all; each ends by itself and well. Returns how the pages travelled."""
+    puts = moved = 0
+    for p in c.prefill:
+        found = dict(re.findall(r"^(damask_transfer_puts_total|damask_transfer_bytes_total)\{[^}]*\} (\S+)$",
+                                get(p.admin + "/metrics")[1], re.M))
+        puts += float(found.get("damask_transfer_puts_total", 0))
+        moved += float(found.get("damask_transfer_bytes_total", 0))
+    status = c.stop()
+    check(not any(status.values()), f"a program did not end well: {status}")
+    return f"{puts:.0f} writes of {moved / max(puts, 1) / 16384:.1f} pages"
 
 
 class Suite:
@@ -195,12 +208,13 @@ def test_cancel(suite, c):
 
 
 def at_work(c, answer):
-    """The prefill worker that computes, or None when the answer came first."""
+    """The prefill worker that computes and has claimed its pages; None when the answer came first."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and not answer.done():
-        for p in c.prefill:
-            if state(p)["jobs"]["running"]:
-                return p
+        if state(c.decode[0])["tickets"]["claimed"]:
+            for p in c.prefill:
+                if state(p)["jobs"]["running"]:
+                    return p
     return None
 
 
@@ -316,7 +330,7 @@ def measure(suite):
         c = suite.cluster(f"speed-{transport}", transport=transport, model=model,
                           prefill_args=[*pools, *chunk], decode_args=pools)
         speed(transport, c, lengths)
-        c.stop()
+        print(f"  {transport:6} {end(c)}", flush=True)
 
 
 TESTS = {"equal": test_equal, "streams": test_streams, "cancel": test_cancel, "kill": test_kill, "stopped": test_stopped,
@@ -344,8 +358,12 @@ def run_transport(suite, transport, names):
             for p in c.processes:
                 print("\n".join(f"     {p.name}: {line}" for line in p.log_tail(6).splitlines()))
             if not all(p.alive() for p in c.processes):
-                break
-    c.stop()
+                return failed
+    try:
+        print(f"ok   {transport:5} end            {end(c)}", flush=True)
+    except Failure as e:
+        failed += 1
+        print(f"FAIL {transport:5} end            {e}", flush=True)
     return failed
 
 
@@ -355,7 +373,7 @@ def run_answers(suite, transports):
         try:
             c = suite.cluster(f"answers-{transport}", transport=transport, model=tiny_model(suite.args.build))
             print(f"ok   {transport:5} answers        {test_answers(suite, c)}", flush=True)
-            c.stop()
+            end(c)
         except Exception as e:
             failed += 1
             print(f"FAIL {transport:5} answers        {type(e).__name__}: {e}", flush=True)
@@ -376,8 +394,7 @@ def run_ranks(suite, transport):
                 for f in [pool.submit(same, suite, c, 300 + 400 * (i % 5), 30 + i, 20) for i in range(16)]:
                     f.result()
             balance(c)
-            print(f"ok   {transport:5} ranks          {label}: 21 answers", flush=True)
-            c.stop()
+            print(f"ok   {transport:5} ranks          {label}: 21 answers, {end(c)}", flush=True)
         except Exception as e:
             failed += 1
             print(f"FAIL {transport:5} ranks          {label}: {type(e).__name__}: {e}", flush=True)
