@@ -91,9 +91,10 @@ struct dmk_page_copy_args {
  * the order of the ids: page_gather brings them from the pool into the piece, page_scatter from the piece into the
  * pool. A piece has its arrays one after the other, so that what belongs to one (layer, head) is contiguous. */
 struct dmk_page_move_args {
-    uint8_t *pool;       /* [n_arrays][n_pages][page_bytes]: from the first array of the call on */
-    uint8_t *piece;      /* [n_arrays][n_ids][page_bytes]; a device also takes pinned host memory */
-    const uint32_t *ids; /* [n_ids], below n_pages; distinct where they are written to */
+    uint8_t *pool;  /* [n_arrays][n_pages][page_bytes]: from the first array of the call on */
+    uint8_t *piece; /* [n_arrays][n_ids][page_bytes]; a device also takes pinned host memory */
+    uint32_t piece_pages; /* pages from array to array of the piece; 0: n_ids */
+    const uint32_t *ids;  /* [n_ids], below n_pages; distinct where they are written to */
     uint32_t n_ids, n_arrays, n_pages;
     uint32_t page_bytes; /* a multiple of 16 */
 };

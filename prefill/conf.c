@@ -11,6 +11,11 @@ static const struct dmk_conf_option options[] = {
      AT(chunk_tokens)},
     {"max-puts", DMK_CONF_U32, "256", 1, 65536, NULL, "Page writes in flight at a time.",
      AT(max_puts)},
+    {"staging-pages", DMK_CONF_U32, "1024", 0, 1048576, NULL,
+     "Pages of pinned host memory that a GPU's pages leave through where the transport can not "
+     "read "
+     "device memory (tcp, shm); prompts that do not fit go without. 0: none (cuda).",
+     AT(staging_pages)},
     {"queue-budget", DMK_CONF_MS, "60s", 10, 3600000, NULL,
      "Time that a prompt may wait for its turn.", AT(queue_budget_ms)},
     {"resend-every", DMK_CONF_MS, "200ms", 10, 60000, NULL,

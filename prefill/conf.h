@@ -8,6 +8,7 @@ struct dmk_prefill_options {
     uint32_t max_jobs;
     uint32_t chunk_tokens;
     uint32_t max_puts;
+    uint32_t staging_pages;
     uint64_t queue_budget_ms;
     uint64_t resend_every_ms;
     uint64_t give_up_ms;

@@ -32,6 +32,7 @@ void dmk_prefill__free_job(struct dmk_prefill_core *core, struct dmk_prefill_job
         return;
     }
     dmk_kv_table_release(&job->table, core->pools);
+    dmk_prefill__unstage(core, job);
     job->state = DMK_PREFILL_FREE;
 }
 
@@ -240,7 +241,7 @@ void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_
     job->due_ns = (int64_t)now_ns + request->shift_ns;
     job->router = request->router;
     job->id = request->id;
-    job->mute = job->with_tx = job->released = false;
+    job->mute = job->with_tx = job->released = job->staged = false;
     job->n = request->n_prompt - 1;
     memcpy(job->prompt, request->prompt, job->n * sizeof(*job->prompt));
     job->pos = job->n_cached = 0;
@@ -316,6 +317,62 @@ void dmk_prefill_tick(struct dmk_prefill_core *core, uint64_t now_ns)
     dmk_sender_tick(core->tx, now_ns);
 }
 
+/* ---------------------------------------------------------------- staging */
+
+static void give_run(struct dmk_kv_pool *pool, const uint32_t *pages, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        dmk_kv_pool_drop(pool, pages[i]);
+    }
+}
+
+/* n pages with ids that rise by one, or none. */
+static bool take_run(struct dmk_kv_pool *pool, uint32_t *scratch, uint32_t n, uint32_t *ret_first)
+{
+    if (dmk_kv_pool_alloc(pool, n, DMK_PAGE_NONE, scratch) < 0) {
+        return false;
+    }
+    for (uint32_t i = 1; i < n; i++) {
+        if (scratch[i] != scratch[0] + i) {
+            give_run(pool, scratch, n);
+            return false;
+        }
+    }
+    *ret_first = scratch[0];
+    return true;
+}
+
+void dmk_prefill__stage(struct dmk_prefill_core *core, struct dmk_prefill_job *job)
+{
+    const uint32_t n = job->ticket.n_pages;
+    uint32_t ring[DMK_WINDOW_RING_MAX];
+
+    /* A prompt that is cached as a whole needs no step, and so has nobody to stage it. */
+    if (!core->stage.full || n == 0 || job->pos >= job->n ||
+        !take_run(core->stage.full, core->stage_ids, n, &job->stage_at)) {
+        return;
+    }
+    job->n_stage = n;
+    job->staged = take_run(core->stage.window, ring, job->table.n_ring, &job->stage_window_at);
+    if (!job->staged) {
+        give_run(core->stage.full, core->stage_ids, n);
+    }
+}
+
+void dmk_prefill__unstage(struct dmk_prefill_core *core, struct dmk_prefill_job *job)
+{
+    if (!job->staged) {
+        return;
+    }
+    job->staged = false;
+    for (uint32_t i = 0; i < job->n_stage; i++) {
+        dmk_kv_pool_drop(core->stage.full, job->stage_at + i);
+    }
+    for (uint32_t i = 0; i < job->table.n_ring; i++) {
+        dmk_kv_pool_drop(core->stage.window, job->stage_window_at + i);
+    }
+}
+
 /* ---------------------------------------------------------------- life of the core */
 
 static int register_memory(struct dmk_prefill_core *core, struct dmk_error *reterr)
@@ -330,6 +387,16 @@ static int register_memory(struct dmk_prefill_core *core, struct dmk_error *rete
         if (rc == 0) {
             rc = conf->ops->mem_register(conf->xfer, mem->window, dmk_kv_window_bytes(&mem->layout),
                                          conf->engine.mem_kind, &core->window_mem[r], reterr);
+        }
+        if (rc == 0 && core->stage.full) {
+            const struct dmk_kv_mem *stage = conf->engine.stage[r];
+
+            rc = conf->ops->mem_register(conf->xfer, stage->full, dmk_kv_full_bytes(&stage->layout),
+                                         DMK_MEM_KIND_HOST, &core->stage_full_mem[r], reterr);
+            rc = rc < 0 ? rc
+                        : conf->ops->mem_register(
+                              conf->xfer, stage->window, dmk_kv_window_bytes(&stage->layout),
+                              DMK_MEM_KIND_HOST, &core->stage_window_mem[r], reterr);
         }
         if (rc < 0) {
             return dmk_error_prefix(reterr, "page memory of rank %u", r);
@@ -361,6 +428,9 @@ static int make_sender(struct dmk_prefill_core *core)
         tx.mem[r] = conf->engine.kv[r];
         tx.full_mem[r] = core->full_mem[r];
         tx.window_mem[r] = core->window_mem[r];
+        tx.stage[r] = conf->engine.stage[r];
+        tx.stage_full_mem[r] = core->stage_full_mem[r];
+        tx.stage_window_mem[r] = core->stage_window_mem[r];
     }
     return dmk_sender_new(&tx, &core->tx);
 }
@@ -406,10 +476,19 @@ int dmk_prefill_core_new(const struct dmk_prefill_conf *conf, struct dmk_prefill
     core->turns = calloc(conf->max_jobs, sizeof(*core->turns));
     core->prompts = calloc((size_t)conf->max_jobs * conf->max_context, sizeof(*core->prompts));
     core->tables = calloc((size_t)conf->max_jobs * cap, sizeof(*core->tables));
-    rc = core->jobs && core->turns && core->prompts && core->tables ? 0 : -DMK_ENOMEM;
+    core->stage_ids = calloc(cap, sizeof(*core->stage_ids));
+    rc = core->jobs && core->turns && core->prompts && core->tables && core->stage_ids
+             ? 0
+             : -DMK_ENOMEM;
     rc = rc < 0 ? rc : dmk_kv_pool_new(conf->n_full_pages, &core->pools.full);
     rc = rc < 0 ? rc : dmk_kv_pool_new(conf->n_window_pages, &core->pools.window);
     rc = rc < 0 ? rc : dmk_kv_prefix_new(core->pools, 4096, &core->prefix);
+    if (rc == 0 && conf->engine.stage[0]) {
+        const struct dmk_kv_layout *l = &conf->engine.stage[0]->layout;
+
+        rc = dmk_kv_pool_new(l->n_full_pages, &core->stage.full);
+        rc = rc < 0 ? rc : dmk_kv_pool_new(l->n_window_pages, &core->stage.window);
+    }
     if (rc < 0) {
         rc = dmk_error_set(reterr, rc, "no memory for %u jobs of %u tokens", conf->max_jobs,
                            conf->max_context);
@@ -451,6 +530,7 @@ void dmk_prefill_core_free(struct dmk_prefill_core **core)
     for (uint32_t i = 0; c->jobs && i < c->conf.max_jobs; i++) {
         if (c->jobs[i].state != DMK_PREFILL_FREE) {
             dmk_kv_table_release(&c->jobs[i].table, c->pools);
+            dmk_prefill__unstage(c, &c->jobs[i]);
         }
     }
     for (uint32_t r = 0; r < DMK_TICKET_MAX_RANKS; r++) {
@@ -460,7 +540,16 @@ void dmk_prefill_core_free(struct dmk_prefill_core **core)
         if (c->window_mem[r]) {
             c->conf.ops->mem_unregister(c->conf.xfer, &c->window_mem[r]);
         }
+        if (c->stage_full_mem[r]) {
+            c->conf.ops->mem_unregister(c->conf.xfer, &c->stage_full_mem[r]);
+        }
+        if (c->stage_window_mem[r]) {
+            c->conf.ops->mem_unregister(c->conf.xfer, &c->stage_window_mem[r]);
+        }
     }
+    dmk_kv_pool_free(&c->stage.full);
+    dmk_kv_pool_free(&c->stage.window);
+    free(c->stage_ids);
     dmk_kv_prefix_free(&c->prefix);
     dmk_kv_pool_free(&c->pools.full);
     dmk_kv_pool_free(&c->pools.window);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdatomic.h>
+#include "common/xfer/plan.h"
 #include "prefill/core.h"
 #include "prefill/sched.h"
 
@@ -22,6 +23,10 @@ struct dmk_prefill_job {
         pushed_blocks; /* full pages [.., here) have been handed to the sender, in every layer */
     struct dmk_id128 root;
     struct dmk_kv_table table;
+    /* Its pages leave through the staging memory: block b of the ticket's by stage_at + b - have / 64, ring slot i by
+     * stage_window_at + i. */
+    bool staged;
+    uint32_t stage_at, n_stage, stage_window_at;
     struct dmk_ticket ticket;
     uint64_t queued_ns, claim_ns, started_ns, computed_ns;
 };
@@ -32,6 +37,7 @@ struct dmk_prefill_step {
     struct dmk_step step;
     struct dmk_step_seq seq;
     struct dmk_page_copy copies[DMK_KV_ADVANCE_COPIES];
+    struct dmk_step_stage stage;
     bool last; /* the prompt ends with this chunk */
     uint32_t end_block;
     /* Written by the running thread, read by the loop: release after a layer's pages are final pairs
@@ -50,6 +56,10 @@ struct dmk_prefill_core {
     struct dmk_sender *tx;
     struct dmk_xfer_mem *full_mem[DMK_TICKET_MAX_RANKS];
     struct dmk_xfer_mem *window_mem[DMK_TICKET_MAX_RANKS];
+    struct dmk_kv_pools stage; /* NULL pools: no staging memory */
+    struct dmk_xfer_mem *stage_full_mem[DMK_TICKET_MAX_RANKS];
+    struct dmk_xfer_mem *stage_window_mem[DMK_TICKET_MAX_RANKS];
+    uint32_t *stage_ids;            /* [pages_for(max_context)] scratch */
     struct dmk_prefill_job *jobs;   /* [max_jobs] */
     struct dmk_prefill_turn *turns; /* [max_jobs] scratch */
     uint32_t *prompts;              /* [max_jobs][max_context] */
@@ -70,6 +80,9 @@ void dmk_prefill__fail(struct dmk_prefill_core *core, struct dmk_prefill_job *jo
 enum dmk_failure dmk_prefill__failure_of(int status);
 /* Pages and slot go back; the sender has done with the job, or never knew it. */
 void dmk_prefill__free_job(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+/* Takes staging pages for what the ticket names, in one run each, or leaves the job unstaged; and gives them back. */
+void dmk_prefill__stage(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+void dmk_prefill__unstage(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
 struct dmk_prefill_job *dmk_prefill__find(struct dmk_prefill_core *core, uint64_t order);
 /* The job's next state is FAILING: computing stops, the sender ends it. */
 void dmk_prefill__abandon(struct dmk_prefill_core *core, struct dmk_prefill_job *job);

@@ -7,6 +7,8 @@
 #include "common/base/log.h"
 #include "prefill/core.h"
 
+#define STAGED_WINDOWS 32 /* prompts whose windows can wait in the staging memory */
+
 struct serve {
     const struct dmk_prefill_options *options;
     struct dmk_worker *worker;
@@ -312,6 +314,10 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
     conf->max_step_tokens = s->options->chunk_tokens;
     conf->max_step_seqs = 1;
     conf->max_logit_rows = 0;
+    if (s->options->worker.xfer_transport != DMK_WORKER_CUDA) {
+        conf->n_stage_full_pages = s->options->staging_pages;
+        conf->n_stage_window_pages = STAGED_WINDOWS * DMK_WINDOW_RING;
+    }
 }
 
 static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *reterr)

@@ -59,6 +59,31 @@ static bool take_pages(struct dmk_prefill_core *core, struct dmk_prefill_job *jo
 
 /* ---------------------------------------------------------------- pushing */
 
+/* The sender's names of blocks [first, end), by block, and of the ring's slots. */
+static const uint32_t *source_pages(struct dmk_prefill_core *core,
+                                    const struct dmk_prefill_job *job, uint32_t first, uint32_t end)
+{
+    if (!job->staged) {
+        return job->table.full;
+    }
+    for (uint32_t b = first; b < end; b++) {
+        core->stage_ids[b] =
+            DMK_PLAN_STAGED | (job->stage_at + b - job->ticket.have / DMK_PAGE_TOKENS);
+    }
+    return core->stage_ids;
+}
+
+static void push_ring(struct dmk_prefill_core *core, const struct dmk_prefill_job *job,
+                      uint32_t kind_index)
+{
+    uint32_t ring[DMK_WINDOW_RING_MAX];
+
+    for (uint32_t i = 0; i < job->table.n_ring; i++) {
+        ring[i] = job->staged ? DMK_PLAN_STAGED | (job->stage_window_at + i) : job->table.ring[i];
+    }
+    dmk_sender_push_window(core->tx, job->order, kind_index, ring, job->table.n_ring);
+}
+
 static void push_layer(struct dmk_prefill_core *core, struct dmk_prefill_job *job, uint32_t layer,
                        uint32_t end_block, bool last)
 {
@@ -66,12 +91,12 @@ static void push_layer(struct dmk_prefill_core *core, struct dmk_prefill_job *jo
 
     if (dmk_shape_layer_is_full(layer)) {
         if (end_block > job->pushed_blocks) {
-            dmk_sender_push_full(core->tx, job->order, kind_index, job->table.full,
+            dmk_sender_push_full(core->tx, job->order, kind_index,
+                                 source_pages(core, job, job->pushed_blocks, end_block),
                                  job->pushed_blocks, end_block);
         }
     } else if (last) {
-        dmk_sender_push_window(core->tx, job->order, kind_index, job->table.ring,
-                               job->table.n_ring);
+        push_ring(core, job, kind_index);
     }
 }
 
@@ -149,6 +174,7 @@ static void claim_jobs(struct dmk_prefill_core *core)
         if (!take_pages(core, job)) {
             return; /* pages of earlier jobs come back when D has answered */
         }
+        dmk_prefill__stage(core, job);
         job->claim_ns = core->now_ns;
         job->state = DMK_PREFILL_CLAIMING;
         job->with_tx = true;
@@ -197,7 +223,15 @@ static void fill_step(struct dmk_prefill_core *core, struct dmk_prefill_job *job
     for (uint32_t r = 0; r < job->table.n_ring; r++) {
         s->seq.ring[r] = job->table.ring[r];
     }
+    s->stage = (struct dmk_step_stage){
+        .first_block = job->pushed_blocks,
+        .end_block = s->end_block > job->pushed_blocks ? s->end_block : job->pushed_blocks,
+        .full_at = job->stage_at + job->pushed_blocks - job->ticket.have / DMK_PAGE_TOKENS,
+        .window = s->last,
+        .window_at = job->stage_window_at,
+    };
     s->step = (struct dmk_step){
+        .stage = job->staged ? &s->stage : NULL,
         .seqs = &s->seq,
         .n_seqs = 1,
         .copies = s->copies,

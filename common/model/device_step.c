@@ -134,9 +134,39 @@ static void meet_groups(struct dmk_engine *engine)
     }
 }
 
-static void run_layer(struct dmk_engine *engine, uint32_t layer)
+/* Behind the rank's part of attention, which has written the pages, and before the last meeting of the layer. */
+static void stage_pages(struct dmk_rank *rank, uint32_t layer, const struct dmk_step_stage *stage)
+{
+    const struct dmk_step_plan *p = &rank->engine->plans[rank->group];
+    const struct dmk_kv_layout *l = &rank->kv.layout, *to = &rank->stage.layout;
+    const uint32_t at = dmk_shape_kind_index(layer);
+    struct dmk_page_move_args args = {.n_arrays = l->n_local_heads, .page_bytes = l->page_bytes};
+    if (dmk_shape_layer_is_full(layer)) {
+        args.pool = (uint8_t *)rank->kv.full + dmk_kv_full_offset(l, at, 0, 0);
+        args.piece = (uint8_t *)rank->stage.full + dmk_kv_full_offset(to, at, 0, stage->full_at);
+        args.ids = (uint32_t *)dmk_device_at(rank, p->page_ids) + stage->first_block;
+        args.n_ids = stage->end_block - stage->first_block;
+        args.n_pages = l->n_full_pages;
+        args.piece_pages = to->n_full_pages;
+    } else if (stage->window) {
+        args.pool = (uint8_t *)rank->kv.window + dmk_kv_window_offset(l, at, 0, 0);
+        args.piece =
+            (uint8_t *)rank->stage.window + dmk_kv_window_offset(to, at, 0, stage->window_at);
+        args.ids = dmk_device_at(rank, p->seqs[0].ring);
+        args.n_ids = p->seqs[0].n_ring;
+        args.n_pages = l->n_window_pages;
+        args.piece_pages = to->n_window_pages;
+    }
+    rank->kernels.page_gather(&args, rank->stream);
+}
+
+static void run_layer(struct dmk_engine *engine, uint32_t layer, const struct dmk_step_stage *stage)
 {
     each_of_layer(engine, dmk_device_attend, layer);
+    for (uint32_t r = 0; stage && r < engine->n_ranks; r++) {
+        bind(&engine->ranks[r]);
+        stage_pages(&engine->ranks[r], layer, stage);
+    }
     meet_groups(engine);
     each_of_layer(engine, dmk_device_choose, layer);
     if (engine->conf.layout.dp > 1) {
@@ -188,7 +218,7 @@ static int run_eager(struct dmk_engine *engine, const struct dmk_step *step)
                 status = sync_all(engine);
                 return status == 0 ? -DMK_ECANCELLED : status;
             }
-            run_layer(engine, layer);
+            run_layer(engine, layer, step->stage);
             be->ops->record(be, rank->stream, dev->layer_done[layer % ring]);
         }
         if (layer >= ahead && (step->on_layer || step->cancel)) {
@@ -268,7 +298,7 @@ static int capture(struct dmk_engine *engine, struct dmk_graph **ret_graph)
     fork_from(first, engine->n_ranks);
     each(engine, dmk_device_begin);
     for (uint32_t layer = 0; layer < engine->shape.n_layers; layer++) {
-        run_layer(engine, layer);
+        run_layer(engine, layer, NULL);
     }
     run_head(engine);
     join(first, engine->n_ranks);

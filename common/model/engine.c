@@ -93,6 +93,24 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     return 0;
 }
 
+static int alloc_stage(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
+{
+    struct dmk_kv_mem *stage = &rank->stage;
+    if (!rank->backend->ops->async || engine->conf.n_stage_full_pages == 0) {
+        return 0;
+    }
+    stage->layout = rank->kv.layout;
+    stage->layout.n_full_pages = engine->conf.n_stage_full_pages;
+    stage->layout.n_window_pages = engine->conf.n_stage_window_pages;
+    int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, dmk_kv_full_bytes(&stage->layout),
+                                      &stage->full, "the staging of full pages", reterr);
+    if (status == 0) {
+        status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, dmk_kv_window_bytes(&stage->layout),
+                                      &stage->window, "the staging of window pages", reterr);
+    }
+    return status;
+}
+
 static int alloc_pages(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
 {
     const struct dmk_shape *s = &engine->shape;
@@ -113,7 +131,7 @@ static int alloc_pages(struct dmk_engine *engine, struct dmk_rank *rank, struct 
         status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, dmk_kv_window_bytes(&kv->layout),
                                       &kv->window, "the window page pool", reterr);
     }
-    return status;
+    return status == 0 ? alloc_stage(engine, rank, reterr) : status;
 }
 
 static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk_backend_conf *conf,
@@ -472,4 +490,10 @@ int dmk_engine_wait_devices(struct dmk_engine *engine)
         }
     }
     return 0;
+}
+
+const struct dmk_kv_mem *dmk_engine_stage(const struct dmk_engine *engine, uint32_t rank)
+{
+    dmk_assert(rank < engine->n_ranks);
+    return engine->ranks[rank].stage.full ? &engine->ranks[rank].stage : NULL;
 }

@@ -27,6 +27,8 @@ struct dmk_engine_conf {
     uint32_t n_threads;       /* over all ranks; 0 = one a core */
     uint32_t n_full_pages;    /* of each group */
     uint32_t n_window_pages;
+    /* Of each rank in host memory, for dmk_step.stage; 0: none. Hosts have none. */
+    uint32_t n_stage_full_pages, n_stage_window_pages;
     uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step, over all groups */
     uint32_t max_step_seqs;
     uint32_t max_logit_rows;
@@ -58,6 +60,15 @@ struct dmk_step_seq {
     uint32_t dp; /* group that holds the sequence; 0 when dp = 1 */
 };
 
+/* Pages of a step's only sequence that a device also copies to the staging memory, each layer's before on_layer says
+ * that it is done: for a transport that can not read the device's memory itself. Blocks [first, end) of full layers go
+ * to staging pages full_at and following, the slots of the ring of sliding layers to window_at and following. */
+struct dmk_step_stage {
+    uint32_t first_block, end_block, full_at;
+    bool window;
+    uint32_t window_at;
+};
+
 struct dmk_step_pick;
 struct dmk_step_picked;
 
@@ -71,7 +82,8 @@ struct dmk_step {
      * step. May be NULL. */
     void (*on_layer)(void *ud, uint32_t layer);
     void *ud;
-    const atomic_bool *cancel; /* looked at before each layer; may be NULL */
+    const struct dmk_step_stage *stage; /* NULL: nothing is staged */
+    const atomic_bool *cancel;          /* looked at before each layer; may be NULL */
     /* [rows][vocab] fp32, rows in the order of seqs (and of tokens for DMK_LOGITS_ALL). */
     float *logits;
     /* Only where dmk_engine_samples says so, else NULL. Rows with a pick get their token where the logits lie:
@@ -122,6 +134,9 @@ uint32_t dmk_engine_n_ranks(const struct dmk_engine *engine);
 
 /* A rank's page memory: fixed for the engine's life, registered with the transport. */
 const struct dmk_kv_mem *dmk_engine_kv(const struct dmk_engine *engine, uint32_t rank);
+
+/* A rank's staging memory, of the same form as its pages; NULL where there is none. */
+const struct dmk_kv_mem *dmk_engine_stage(const struct dmk_engine *engine, uint32_t rank);
 
 /* Whether page memory is a device's: the host hands its addresses on and reads nothing there. */
 bool dmk_engine_pages_on_device(const struct dmk_engine *engine);

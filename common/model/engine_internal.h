@@ -77,6 +77,7 @@ struct dmk_rank {
     struct dmk_stream *stream;
     struct dmk_kernels kernels;
     struct dmk_kv_mem kv;
+    struct dmk_kv_mem stage; /* host memory; NULL pointers where there is none */
     struct dmk_acts acts;
     int status; /* of the last step */
 };

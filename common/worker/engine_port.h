@@ -26,6 +26,8 @@ struct dmk_engine_port {
     uint32_t n_ranks;
     const struct dmk_kv_mem *kv[DMK_PORT_MAX_RANKS];
     enum dmk_mem_kind mem_kind; /* of the pages */
+    const struct dmk_kv_mem
+        *stage[DMK_PORT_MAX_RANKS]; /* host memory for dmk_step.stage, or NULL */
     /* Where pages are a device's, else NULL: see dmk_engine_bind and dmk_engine_wait_devices. */
     void (*bind)(void *engine);
     int (*wait_devices)(void *engine);
@@ -82,6 +84,7 @@ static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *eng
     dmk_engine_model_id(engine, &port.model_id);
     for (uint32_t r = 0; r < port.n_ranks && r < DMK_PORT_MAX_RANKS; r++) {
         port.kv[r] = dmk_engine_kv(engine, r);
+        port.stage[r] = dmk_engine_stage(engine, r);
     }
     return port;
 }

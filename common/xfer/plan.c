@@ -103,16 +103,18 @@ bool dmk_plan_next(const struct dmk_plan *plan, const struct dmk_plan_piece *pie
     const struct dmk_plan_head *head;
     const struct dmk_kv_layout *src, *dst;
     uint32_t n, src_page, dst_page;
+    bool staged;
 
     if (piece->first >= piece->end || at.head >= plan->n_heads) {
         return false;
     }
     dmk_assert(at.block >= piece->first && at.block < piece->end);
     head = &plan->heads[at.head];
-    src = &plan->src[head->src_rank];
+    staged = (piece->src_pages[at.block] & DMK_PLAN_STAGED) != 0;
+    src = staged ? &plan->staged[head->src_rank] : &plan->src[head->src_rank];
     dst = &plan->dst[head->dst_rank];
     n = run_length(piece, at.block, plan->max_run);
-    src_page = piece->src_pages[at.block];
+    src_page = piece->src_pages[at.block] & ~DMK_PLAN_STAGED;
     dst_page = piece->dst_pages[at.block];
     *ret_put = (struct dmk_plan_put){
         .src_rank = head->src_rank,
@@ -125,6 +127,7 @@ bool dmk_plan_next(const struct dmk_plan *plan, const struct dmk_plan_piece *pie
                           : dmk_kv_full_offset(dst, piece->layer, head->dst_local, dst_page),
         .bytes = (uint64_t)n * src->page_bytes,
         .n_pages = n,
+        .staged = staged,
     };
     at.block += n;
     if (at.block == piece->end) {

@@ -7,6 +7,9 @@
 
 #include "common/xfer/ticket.h"
 
+/* In an id of a source page: it is one of the rank's staging memory, not of its pools. */
+#define DMK_PLAN_STAGED 0x80000000u
+
 struct dmk_plan_head {
     uint8_t src_rank, dst_rank;   /* owners */
     uint8_t src_local, dst_local; /* its index among the owner's heads */
@@ -18,6 +21,7 @@ struct dmk_plan {
     struct dmk_plan_head heads[DMK_TICKET_MAX_HEADS];
     struct dmk_kv_layout src[DMK_TICKET_MAX_RANKS];
     struct dmk_kv_layout dst[DMK_TICKET_MAX_RANKS];
+    struct dmk_kv_layout staged[DMK_TICKET_MAX_RANKS]; /* of P's staging memory; set by the owner */
 };
 
 /* A layer of one kind of pages, and blocks [first, end) of it. Arrays are indexed by block. */
@@ -38,6 +42,7 @@ struct dmk_plan_put {
     uint64_t src_offset, dst_offset; /* in the ranks' full or window regions */
     uint64_t bytes;
     uint32_t n_pages;
+    bool staged; /* src_offset is in the rank's staging memory */
 };
 
 /* src: layouts of P's ranks. max_put_bytes bounds a put (0 = 64 MiB). -DMK_EMISMATCH with a

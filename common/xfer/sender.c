@@ -313,6 +313,9 @@ int dmk_sender_claim(struct dmk_sender *tx, uint64_t id, const struct dmk_ticket
     init_job(tx, job, id, ticket);
     r = dmk_plan_init(&job->plan, tx->layouts, tx->conf.n_ranks, ticket, tx->conf.max_put_bytes,
                       reterr);
+    for (uint32_t i = 0; i < tx->conf.n_ranks && tx->conf.stage[i]; i++) {
+        job->plan.staged[i] = tx->conf.stage[i]->layout;
+    }
     if (r == 0) {
         r = dmk_sender_endpoint_take(tx, ticket, &job->endpoint, reterr);
     }

@@ -44,6 +44,10 @@ struct dmk_sender_conf {
     const struct dmk_kv_mem *mem[DMK_TICKET_MAX_RANKS];  /* source pages of each rank */
     struct dmk_xfer_mem *full_mem[DMK_TICKET_MAX_RANKS]; /* their registrations */
     struct dmk_xfer_mem *window_mem[DMK_TICKET_MAX_RANKS];
+    /* Memory that page ids with DMK_PLAN_STAGED mean; NULL: there is none. */
+    const struct dmk_kv_mem *stage[DMK_TICKET_MAX_RANKS];
+    struct dmk_xfer_mem *stage_full_mem[DMK_TICKET_MAX_RANKS];
+    struct dmk_xfer_mem *stage_window_mem[DMK_TICKET_MAX_RANKS];
     struct dmk_sender_events events;
 };
 

@@ -321,7 +321,12 @@ static bool post_put(struct dmk_sender *tx, struct job *job, const struct dmk_pl
                      bool window)
 {
     struct endpoint *e = job->endpoint;
-    const struct dmk_kv_mem *mem = tx->conf.mem[p->src_rank];
+    const struct dmk_kv_mem *mem =
+        p->staged ? tx->conf.stage[p->src_rank] : tx->conf.mem[p->src_rank];
+    struct dmk_xfer_mem *full = p->staged ? tx->conf.stage_full_mem[p->src_rank]
+                                          : tx->conf.full_mem[p->src_rank],
+                        *ring = p->staged ? tx->conf.stage_window_mem[p->src_rank]
+                                          : tx->conf.window_mem[p->src_rank];
     const struct dmk_ticket_rank *rank = &job->ticket->ranks[p->dst_rank];
     struct put *put = tx->free_puts;
     const uint8_t *src = (const uint8_t *)(window ? mem->window : mem->full) + p->src_offset;
@@ -334,10 +339,9 @@ static bool post_put(struct dmk_sender *tx, struct job *job, const struct dmk_pl
     tx->n_in_flight++;
     mark_moving(job);
     tx->stats.n_puts++;
-    r = tx->conf.ops->put(
-        e->ep, window ? tx->conf.window_mem[p->src_rank] : tx->conf.full_mem[p->src_rank], src,
-        p->bytes, window ? e->window_key[p->dst_rank] : e->full_key[p->dst_rank], dst, on_put_done,
-        put);
+    r = tx->conf.ops->put(e->ep, window ? ring : full, src, p->bytes,
+                          window ? e->window_key[p->dst_rank] : e->full_key[p->dst_rank], dst,
+                          on_put_done, put);
     if (r < 0) {
         job->n_in_flight--;
         tx->n_in_flight--;

@@ -21,10 +21,11 @@ template <bool GATHER> __global__ void __launch_bounds__(THREADS) page_move_kern
 {
     dmk_pdl_wait();
     const uint32_t n = a.n_arrays * a.n_ids, n_vectors = a.page_bytes / 16;
+    const uint32_t piece_pages = a.piece_pages ? a.piece_pages : a.n_ids;
     for (uint32_t at = blockIdx.x; at < n; at += gridDim.x) {
         const uint32_t array = at / a.n_ids, i = at - array * a.n_ids;
         uint4 *paged = (uint4 *)(a.pool + ((size_t)array * a.n_pages + a.ids[i]) * a.page_bytes);
-        uint4 *piece = (uint4 *)(a.piece + (size_t)at * a.page_bytes);
+        uint4 *piece = (uint4 *)(a.piece + ((size_t)array * piece_pages + i) * a.page_bytes);
         const uint4 *from = GATHER ? paged : piece;
         uint4 *to = GATHER ? piece : paged;
         for (uint32_t v = threadIdx.x; v < n_vectors; v += THREADS * DEPTH) {

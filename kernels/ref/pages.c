@@ -9,7 +9,8 @@ static uint8_t *pool_page(const struct dmk_page_move_args *a, uint32_t array, ui
 
 static uint8_t *piece_page(const struct dmk_page_move_args *a, uint32_t array, uint32_t i)
 {
-    return a->piece + ((size_t)array * a->n_ids + i) * a->page_bytes;
+    return a->piece +
+           ((size_t)array * (a->piece_pages ? a->piece_pages : a->n_ids) + i) * a->page_bytes;
 }
 
 void dmk_ref_page_gather(const struct dmk_page_move_args *a, struct dmk_stream *stream)

@@ -41,11 +41,11 @@ static void check_move(struct check *c, uint32_t n_arrays, uint32_t n_ids, uint3
     snprintf(what, sizeof(what), "pages %u arrays, %u of %u, %u bytes", n_arrays, n_ids, n_pages,
              page_bytes);
     c->fast.page_gather(
-        &(struct dmk_page_move_args){pool, piece, ids, n_ids, n_arrays, n_pages, page_bytes},
+        &(struct dmk_page_move_args){pool, piece, 0, ids, n_ids, n_arrays, n_pages, page_bytes},
         c->stream);
     check_equal(c, want, piece, piece_bytes, 1, what);
     c->fast.page_scatter(
-        &(struct dmk_page_move_args){back, piece, ids, n_ids, n_arrays, n_pages, page_bytes},
+        &(struct dmk_page_move_args){back, piece, 0, ids, n_ids, n_arrays, n_pages, page_bytes},
         c->stream);
     check_equal(c, want_back, back, pool_bytes, 1, what);
     check_end(c, what);

@@ -31,10 +31,10 @@ static void move(struct device *d, uint32_t n_arrays, uint32_t n_ids, uint32_t p
                  piece_bytes = (size_t)n_arrays * n_ids * page_bytes;
     struct twin pool = twin_bytes(d, pool_bytes, 0, 256);
     struct twin piece = gather ? twin_new(d, piece_bytes) : twin_bytes(d, piece_bytes, 0, 256);
-    struct dmk_page_move_args host = {pool.host, piece.host, ids.host,  n_ids,
-                                      n_arrays,  n_pages,    page_bytes};
-    struct dmk_page_move_args dev = {pool.dev, piece.dev, ids.dev,   n_ids,
-                                     n_arrays, n_pages,   page_bytes};
+    struct dmk_page_move_args host = {pool.host, piece.host, 0,       ids.host,
+                                      n_ids,     n_arrays,   n_pages, page_bytes};
+    struct dmk_page_move_args dev = {pool.dev, piece.dev, 0,       ids.dev,
+                                     n_ids,    n_arrays,  n_pages, page_bytes};
     (gather ? d->ref.page_gather : d->ref.page_scatter)(&host, NULL);
     (gather ? d->cuda.page_gather : d->cuda.page_scatter)(&dev, d->stream);
     snprintf(what, sizeof(what), "%s %u arrays, %u of %u pages of %u",
@@ -57,12 +57,12 @@ static void gather_to_host(struct device *d)
         fail(d, "gather to host memory", "no pinned memory");
         return;
     }
-    d->cuda.page_gather(&(struct dmk_page_move_args){pool.dev, piece, ids.dev, n_ids, n_arrays,
+    d->cuda.page_gather(&(struct dmk_page_move_args){pool.dev, piece, 0, ids.dev, n_ids, n_arrays,
                                                      n_pages, page_bytes},
                         d->stream);
     d->be->ops->copy(d->be, d->stream, copy.dev, piece, bytes);
-    d->ref.page_gather(&(struct dmk_page_move_args){pool.host, copy.host, ids.host, n_ids, n_arrays,
-                                                    n_pages, page_bytes},
+    d->ref.page_gather(&(struct dmk_page_move_args){pool.host, copy.host, 0, ids.host, n_ids,
+                                                    n_arrays, n_pages, page_bytes},
                        NULL);
     expect_bits(d, copy, "gather to host memory");
     d->be->ops->free(d->be, DMK_MEM_HOST, piece, bytes);
@@ -95,8 +95,8 @@ static void bench(struct device *d, uint32_t n_layers, uint32_t n_ids)
     struct twin ids = draw_ids(d, n_ids, n_pages);
     struct twin pool = twin_device(d, (size_t)n_arrays * n_pages * page_bytes),
                 piece = twin_device(d, (size_t)n_arrays * n_ids * page_bytes);
-    struct dmk_page_move_args args = {pool.dev, piece.dev, ids.dev,   n_ids,
-                                      n_arrays, n_pages,   page_bytes};
+    struct dmk_page_move_args args = {pool.dev, piece.dev, 0,       ids.dev,
+                                      n_ids,    n_arrays,  n_pages, page_bytes};
     snprintf(what, sizeof(what), "page_gather %u layers x %u pages", n_layers, n_ids);
     device_bench(d, what, run_gather, &args, bytes, 0);
     snprintf(what, sizeof(what), "page_scatter %u layers x %u pages", n_layers, n_ids);
