@@ -245,6 +245,11 @@ static void run_page_copy(const void *args)
     }
 }
 
+static void run_page_gather(const void *args)
+{
+    host()->page_gather(args, here());
+}
+
 /* Greedy only. */
 static void run_sample(const void *args)
 {
@@ -318,6 +323,7 @@ QUEUED(kv_write, dmk_kv_write_args)
 QUEUED(rope_write, dmk_rope_write_args)
 QUEUED(attn, dmk_attn_args)
 QUEUED(page_copy, dmk_page_copy_args)
+QUEUED(page_gather, dmk_page_move_args)
 QUEUED(sample, dmk_sample_args)
 
 void fake_kernels(struct dmk_kernels *ret_kernels)
@@ -340,6 +346,7 @@ void fake_kernels(struct dmk_kernels *ret_kernels)
         .gather = gather,
         .rope_write = rope_write,
         .page_copy = page_copy,
+        .page_gather = page_gather,
         .sample = sample,
     };
 }

@@ -46,6 +46,8 @@ static struct dmk_engine *open_with(struct dmk_weights *weights, const char *bac
     if (more) {
         conf.on_progress = more->on_progress;
         conf.ud = more->ud;
+        conf.n_stage_full_pages = more->n_stage_full_pages;
+        conf.n_stage_window_pages = more->n_stage_window_pages;
     }
     if (dmk_engine_open_weights(&conf, weights, &engine, &error) != 0) {
         fail_msg("open: %s", error.text);
@@ -337,6 +339,75 @@ static void test_copies(void **state)
     memory_weights_free(weights);
 }
 
+struct stage_watch {
+    struct dmk_engine *engine;
+    const struct dmk_step_seq *seq;
+    const struct dmk_step_stage *stage;
+    uint32_t n_seen;
+};
+
+static void see_staged(void *ud, uint32_t layer)
+{
+    struct stage_watch *w = ud;
+    const bool full = dmk_shape_layer_is_full(layer);
+    const uint32_t at = dmk_shape_kind_index(layer), first = full ? w->stage->first_block : 0,
+                   end = full               ? w->stage->end_block
+                         : w->stage->window ? w->seq->n_ring
+                                            : 0;
+    w->n_seen++;
+    for (uint32_t r = 0; r < dmk_engine_n_ranks(w->engine); r++) {
+        const struct dmk_kv_mem *kv = dmk_engine_kv(w->engine, r),
+                                *stage = dmk_engine_stage(w->engine, r);
+        for (uint32_t h = 0; h < kv->layout.n_local_heads; h++) {
+            for (uint32_t b = first; b < end; b++) {
+                const uint64_t from =
+                    full ? dmk_kv_full_offset(&kv->layout, at, h, w->seq->full_pages[b])
+                         : dmk_kv_window_offset(&kv->layout, at, h, w->seq->ring[b]);
+                const uint64_t to =
+                    full ? dmk_kv_full_offset(&stage->layout, at, h, w->stage->full_at + b - first)
+                         : dmk_kv_window_offset(&stage->layout, at, h, w->stage->window_at + b);
+                assert_memory_equal((uint8_t *)(full ? kv->full : kv->window) + from,
+                                    (uint8_t *)(full ? stage->full : stage->window) + to,
+                                    kv->layout.page_bytes);
+            }
+        }
+    }
+}
+
+/* When a layer is reported, its pages lie in the staging memory too: those asked for, of every rank. */
+static void test_staging(void **state)
+{
+    const struct dmk_shape shape = small_shape(4);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    struct dmk_engine_conf more = {.n_stage_full_pages = 9, .n_stage_window_pages = 7};
+    static struct seq s;
+    (void)state;
+    for (uint32_t tp = 1; tp <= 4; tp *= 4) {
+        struct dmk_engine *engine = open_with(weights, "cuda", tp, 1, true, &more);
+        seq_init(&s, 7, 1, 0);
+        s.n_prompt = s.n_ids = 100;
+        s.chunk = 70; /* a whole page, then the rest */
+        for (uint32_t chunk = 0; chunk < 2; chunk++) {
+            struct dmk_step_seq part = take(&s, DMK_LOGITS_NONE);
+            const struct dmk_step_stage stage = {.first_block = chunk,
+                                                 .end_block = chunk + 1,
+                                                 .full_at = 4 + chunk,
+                                                 .window = chunk == 1,
+                                                 .window_at = 3};
+            struct stage_watch w = {engine, &part, &stage, 0};
+            struct dmk_step step = {
+                .seqs = &part, .n_seqs = 1, .on_layer = see_staged, .ud = &w, .stage = &stage};
+            assert_int_equal(dmk_engine_step(engine, &step), 0);
+            assert_int_equal(w.n_seen, 4);
+        }
+        dmk_engine_close(&engine);
+    }
+    struct dmk_engine *without = open_with(weights, "cuda", 1, 1, true, NULL);
+    assert_null(dmk_engine_stage(without, 0));
+    dmk_engine_close(&without);
+    memory_weights_free(weights);
+}
+
 struct progress {
     uint64_t done, total, n;
 };
@@ -390,7 +461,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layouts),           cmocka_unit_test(test_start),
         cmocka_unit_test(test_layers_and_cancel), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_staging),           cmocka_unit_test(test_buckets),
     };
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : dmk_clock_ns();
     printf("seed %llu\n", (unsigned long long)seed);

@@ -174,6 +174,44 @@ static void test_against_naive(void **state)
     }
 }
 
+/* Blocks of a piece that lie in the staging memory are put from there, by its own strides. */
+static void test_staged_pages(void **state)
+{
+    const struct dmk_kv_layout src = layout_of(0, 1, PAGES), staged = layout_of(0, 1, 17);
+    const uint32_t src_ids[] = {5,
+                                6,
+                                7,
+                                DMK_PLAN_STAGED | 2,
+                                DMK_PLAN_STAGED | 3,
+                                DMK_PLAN_STAGED | 4,
+                                DMK_PLAN_STAGED | 5},
+                   dst_ids[] = {20, 21, 22, 23, 24, 25, 26};
+    struct dmk_plan plan;
+    struct dmk_plan_put put;
+
+    (void)state;
+    fill_ticket(2);
+    assert_int_equal(dmk_plan_init(&plan, &src, 1, &ticket, 0, NULL), 0);
+    plan.staged[0] = staged;
+    for (int window = 0; window < 2; window++) {
+        const struct dmk_plan_piece piece = {window, 1, src_ids, dst_ids, 0, 7};
+        struct dmk_plan_cursor cursor = {0, 0};
+
+        for (uint32_t n = 0; n < 2 * HEADS; n++) {
+            const bool second = n % 2;
+            const struct dmk_kv_layout *from = second ? &staged : &src;
+            const uint32_t page = second ? 2 : 5;
+
+            assert_true(dmk_plan_next(&plan, &piece, &cursor, &put));
+            assert_int_equal(put.staged, second);
+            assert_int_equal(put.n_pages, second ? 4 : 3);
+            assert_int_equal(put.src_offset, window ? dmk_kv_window_offset(from, 1, n / 2, page)
+                                                    : dmk_kv_full_offset(from, 1, n / 2, page));
+        }
+        assert_false(dmk_plan_next(&plan, &piece, &cursor, &put));
+    }
+}
+
 static void test_one_run_is_one_put(void **state)
 {
     const struct dmk_kv_layout src = layout_of(0, 1, PAGES);
@@ -232,6 +270,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_naive),
         cmocka_unit_test(test_one_run_is_one_put),
+        cmocka_unit_test(test_staged_pages),
         cmocka_unit_test(test_mismatch),
     };
 
