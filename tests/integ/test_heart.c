@@ -14,6 +14,9 @@ struct engines {
     struct heart_ports ports;
 };
 
+/* Where `staged` is set, pages leave P through its staging memory as far as they fit. */
+static bool staged;
+
 static struct engines open_engines(uint32_t d_tp, uint32_t d_dp, uint32_t p_tp, uint32_t n_layers)
 {
     struct shadow_conf conf = {.n_layers = n_layers,
@@ -31,6 +34,8 @@ static struct engines open_engines(uint32_t d_tp, uint32_t d_dp, uint32_t p_tp, 
     e.decode = shadow_engine_new(&conf);
     conf.tp = p_tp;
     conf.dp = 1;
+    conf.n_stage_full_pages = staged ? 60 : 0; /* the longest prompts do not fit */
+    conf.n_stage_window_pages = staged ? 9 : 0;
     e.prefill = shadow_engine_new(&conf);
     e.ports = (struct heart_ports){shadow_engine_port(e.alone),
                                    shadow_engine_port(e.decode),
@@ -171,6 +176,23 @@ static void losses(void **state)
     close_engines(&e);
 }
 
+/* The same once more through staging memory, which some prompts find full. */
+static void through_staging(void **state)
+{
+    static const uint32_t list[] = {1, 2, 63, 64, 65, 128, 129, 192, 257, 513, 2049, 9000};
+    struct engines e;
+
+    staged = true;
+    e = open_engines(2, 1, 1, 4);
+    heart_lengths(&e.ports, list, sizeof(list) / sizeof(list[0]), 8);
+    assert_true(shadow_engine_staged(e.prefill) > 0);
+    close_engines(&e);
+    other_ranks_on_each_side(state);
+    shared_beginnings(state);
+    crowds(state);
+    staged = false;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +202,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(shared_beginnings),
         cmocka_unit_test(every_remainder),
         cmocka_unit_test(crowds),
+        cmocka_unit_test(through_staging),
         cmocka_unit_test(faults),
         cmocka_unit_test(losses),
     };

@@ -17,7 +17,8 @@ struct shadow_engine {
     struct shadow_conf conf;
     struct dmk_shape shape;
     uint32_t n_ranks;
-    struct dmk_kv_mem mem[DMK_PORT_MAX_RANKS];
+    struct dmk_kv_mem mem[DMK_PORT_MAX_RANKS], stage[DMK_PORT_MAX_RANKS];
+    uint64_t n_staged;
     uint64_t *k, *v; /* [MAX_CHUNK] of one head */
     uint32_t fail_steps;
     int fail_status;
@@ -56,6 +57,16 @@ struct shadow_engine *shadow_engine_new(const struct shadow_conf *conf)
         dmk_assert(e->mem[r].full && e->mem[r].window);
         memset(e->mem[r].full, 0xee, dmk_kv_full_bytes(l));
         memset(e->mem[r].window, 0xee, dmk_kv_window_bytes(l));
+        if (conf->n_stage_full_pages > 0) {
+            struct dmk_kv_layout *stage = &e->stage[r].layout;
+
+            *stage = *l;
+            stage->n_full_pages = conf->n_stage_full_pages;
+            stage->n_window_pages = conf->n_stage_window_pages;
+            e->stage[r].full = calloc(1, dmk_kv_full_bytes(stage));
+            e->stage[r].window = calloc(1, dmk_kv_window_bytes(stage));
+            dmk_assert(e->stage[r].full && e->stage[r].window);
+        }
     }
     e->k = calloc(MAX_CHUNK, sizeof(*e->k));
     e->v = calloc(MAX_CHUNK, sizeof(*e->v));
@@ -71,6 +82,8 @@ void shadow_engine_free(struct shadow_engine **engine)
         for (uint32_t r = 0; r < e->n_ranks; r++) {
             free(e->mem[r].full);
             free(e->mem[r].window);
+            free(e->stage[r].full);
+            free(e->stage[r].window);
         }
         free(e->k);
         free(e->v);
@@ -88,6 +101,11 @@ void shadow_engine_fail(struct shadow_engine *e, uint32_t n_steps, int status)
 uint64_t shadow_engine_tokens(const struct shadow_engine *e)
 {
     return e->n_tokens;
+}
+
+uint64_t shadow_engine_staged(const struct shadow_engine *e)
+{
+    return e->n_staged;
 }
 
 static const struct dmk_kv_mem *rank_of(const struct shadow_engine *e, uint32_t dp, uint32_t head,
@@ -198,6 +216,36 @@ static void copy_page(struct shadow_engine *e, const struct dmk_page_copy *c)
     }
 }
 
+static void stage_layer(struct shadow_engine *e, const struct dmk_step *step, uint32_t layer)
+{
+    const struct dmk_step_stage *s = step->stage;
+    const struct dmk_step_seq *seq = &step->seqs[0];
+    const bool full = dmk_shape_layer_is_full(layer);
+    const uint32_t first = full ? s->first_block : 0, end = full        ? s->end_block
+                                                            : s->window ? seq->n_ring
+                                                                        : 0;
+
+    dmk_assert(step->n_seqs == 1);
+    for (uint32_t b = first; b < end; b++) {
+        for (uint32_t h = 0; h < e->conf.n_kv_heads; h++) {
+            uint32_t local;
+            const struct dmk_kv_mem *to = &e->stage[rank_of(e, 0, h, &local) - e->mem];
+            const uint32_t kind = dmk_shape_kind_index(layer);
+            uint8_t *at =
+                full ? (uint8_t *)to->full +
+                           dmk_kv_full_offset(&to->layout, kind, local, s->full_at + b - first)
+                     : (uint8_t *)to->window +
+                           dmk_kv_window_offset(&to->layout, kind, local, s->window_at + b);
+
+            dmk_assert(full ? s->full_at + b - first < to->layout.n_full_pages
+                            : s->window_at + b < to->layout.n_window_pages);
+            memcpy(at, page_at(e, 0, layer, h, full ? seq->full_pages[b] : seq->ring[b]),
+                   PAGE_BYTES);
+            e->n_staged++;
+        }
+    }
+}
+
 static void write_logits(const struct shadow_engine *e, float *out, uint64_t x)
 {
     for (uint32_t v = 0; v < e->conf.vocab; v++) {
@@ -248,6 +296,9 @@ static int step(void *engine, const struct dmk_step *step)
                 x[i][t] = dmk_rng_mix(x[i][t] + sums[t]);
             }
         }
+        if (step->stage) {
+            stage_layer(e, step, layer);
+        }
         if (step->on_layer) {
             step->on_layer(step->ud, layer);
         }
@@ -281,6 +332,7 @@ struct dmk_engine_port shadow_engine_port(struct shadow_engine *e)
 
     for (uint32_t r = 0; r < e->n_ranks; r++) {
         port.kv[r] = &e->mem[r];
+        port.stage[r] = e->stage[r].full ? &e->stage[r] : NULL;
     }
     return port;
 }

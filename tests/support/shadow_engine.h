@@ -13,8 +13,9 @@ struct shadow_engine;
 struct shadow_conf {
     uint32_t n_layers, n_kv_heads, vocab;
     uint32_t tp, dp;
-    uint32_t n_full_pages, n_window_pages; /* of each group */
-    uint64_t seed;                         /* "weights" */
+    uint32_t n_full_pages, n_window_pages;             /* of each group */
+    uint32_t n_stage_full_pages, n_stage_window_pages; /* as a device's; 0: no staging memory */
+    uint64_t seed;                                     /* "weights" */
 };
 
 struct shadow_engine *shadow_engine_new(const struct shadow_conf *conf);
@@ -24,3 +25,5 @@ struct dmk_engine_port shadow_engine_port(struct shadow_engine *engine);
 void shadow_engine_fail(struct shadow_engine *engine, uint32_t n_steps, int status);
 /* Tokens computed so far. */
 uint64_t shadow_engine_tokens(const struct shadow_engine *engine);
+/* Pages copied to the staging memory, of one layer and head each. */
+uint64_t shadow_engine_staged(const struct shadow_engine *engine);
