@@ -319,14 +319,16 @@ def speed(label, c, lengths):
 
 
 def measure(suite):
-    lengths = [1024, 8192, 32768]
+    lengths = [int(n) for n in suite.args.lengths.split(",")]
     pools = ["--full-pages", "4096", "--window-pages", "256", "--weights", "random", "--max-context", "65536"]
     chunk = ["--chunk-tokens", str(suite.args.chunk)]
     model = suite.args.speed
-    c = suite.cluster("speed-alone", prefill=0, transport="none", model=model, decode_args=[*pools, *chunk])
-    speed("alone", c, lengths)
-    c.stop()
     for transport in suite.args.transports:
+        if transport == "none":  # colocated
+            c = suite.cluster("speed-alone", prefill=0, transport="none", model=model, decode_args=[*pools, *chunk])
+            speed("alone", c, lengths)
+            c.stop()
+            continue
         c = suite.cluster(f"speed-{transport}", transport=transport, model=model,
                           prefill_args=[*pools, *chunk], decode_args=pools)
         speed(transport, c, lengths)
@@ -405,10 +407,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", default=str(ROOT / "build"), help="build folder")
     parser.add_argument("--backend", default="cuda")
-    parser.add_argument("--transports", default="cuda,tcp,shm")
+    parser.add_argument("--transports", default="cuda,tcp,shm", help="none, with --speed: one worker alone")
     parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers', 'ranks'])}")
     parser.add_argument("--speed", default="", metavar="MODEL", help="instead of the tests: time to the first token with "
                         "random weights of gpt-oss-20b or gpt-oss-120b")
+    parser.add_argument("--lengths", default="1024,8192,32768", help="prompts of --speed")
     parser.add_argument("--chunk", type=int, default=8192, help="--chunk-tokens for --speed")
     parser.add_argument("--worker-args", default="", help="further arguments of all workers")
     args = parser.parse_args()
