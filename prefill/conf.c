@@ -11,7 +11,7 @@ static const struct dmk_conf_option options[] = {
      AT(chunk_tokens)},
     {"max-puts", DMK_CONF_U32, "256", 1, 65536, NULL, "Page writes in flight at a time.",
      AT(max_puts)},
-    {"staging-pages", DMK_CONF_U32, "1024", 0, 1048576, NULL,
+    {"staging-pages", DMK_CONF_U32, "0", 0, 1048576, NULL,
      "Pages of pinned host memory that a GPU's pages leave through where the transport can not "
      "read "
      "device memory (tcp, shm); prompts that do not fit go without. 0: none (cuda).",
