@@ -26,7 +26,7 @@
 #define DMK_MAX_SOURCES     8  /* ranks whose memory an operation of a device reads */
 #define DMK_ATTN_TILE       16 /* query tokens of one attention tile, on the host */
 #define DMK_ATTN_TILE_WIDE  24 /* ... on a device */
-#define DMK_ATTN_SPLIT      512 /* keys of one piece of a decode row on a device, see dmk_attn_split */
+#define DMK_ATTN_SPLIT      512 /* fewest keys of a piece of a row on a device: dmk_attn_split_keys */
 #define DMK_NONE            UINT32_MAX
 
 /* Where an operation runs. On the host: a team of threads, and the call returns when the work is done.
@@ -100,13 +100,13 @@ struct dmk_attn_seq {
     uint32_t n_ring;
 };
 
-/* A piece of the work: n_tokens <= DMK_ATTN_TILE (_WIDE) rows of one sequence, the last ones maybe fewer. */
+/* A piece of the work: n_tokens <= DMK_ATTN_TILE rows of one sequence, or dmk_attn_tile_tokens (kernels/attn_cut.h) on a device. */
 struct dmk_attn_tile {
     uint32_t seq;
     uint32_t first, n_tokens; /* relative to the sequence's first row */
 };
 
-/* A piece of a decode row's keys: positions DMK_ATTN_SPLIT * index and following. How a row is cut depends on
+/* A piece of a decode row's keys: positions dmk_attn_split_keys * index and following. How a row is cut depends on
  * its own position only. */
 struct dmk_attn_split {
     uint32_t seq, index;

@@ -5,6 +5,7 @@
 
 #include <string.h>
 #include "common/base/assert.h"
+#include "kernels/attn_cut.h"
 
 static int alloc_room(struct dmk_engine *engine, uint32_t group, struct dmk_error *reterr)
 {
@@ -13,7 +14,8 @@ static int alloc_room(struct dmk_engine *engine, uint32_t group, struct dmk_erro
     struct dmk_step_plan *p = &engine->rooms[group];
     const size_t u32 = sizeof(uint32_t), T = c->max_step_tokens;
     size_t n_pages = (size_t)c->max_step_seqs * dmk_kv_pages_for(engine->n_positions);
-    size_t n_tiles = T / DMK_ATTN_TILE + c->max_step_seqs;
+    /* A device's tiles are longer, but those of a sequence may break at a position once more, or twice in a long one. */
+    size_t n_tiles = T / DMK_ATTN_TILE + 2 * (size_t)c->max_step_seqs;
     /* In this order in one block: a device gets it with few copies, the two long arrays last. */
     struct {
         void *ret;
@@ -80,15 +82,19 @@ static void plan_rows(struct dmk_step_plan *p, const struct dmk_step_seq *seq, u
     }
 }
 
-static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_tokens)
+static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t pos, uint32_t n_tokens)
 {
-    const uint32_t tile = p->splits ? DMK_ATTN_TILE_WIDE : DMK_ATTN_TILE;
-    for (uint32_t first = 0; first < n_tokens; first += tile) {
+    for (uint32_t first = 0, tile; first < n_tokens; first += tile) {
         uint32_t left = n_tokens - first;
+        if (p->splits) {
+            tile = dmk_attn_tile_tokens(pos + first, left);
+        } else {
+            tile = left < DMK_ATTN_TILE ? left : DMK_ATTN_TILE;
+        }
         p->tiles[p->n_tiles++] = (struct dmk_attn_tile){
             .seq = seq_index,
             .first = first,
-            .n_tokens = left < tile ? left : tile,
+            .n_tokens = tile,
         };
     }
 }
@@ -96,7 +102,7 @@ static void plan_tiles(struct dmk_step_plan *p, uint32_t seq_index, uint32_t n_t
 /* A single token on a device: its keys in pieces. */
 static void plan_splits(struct dmk_step_plan *p, uint32_t seq_index, uint32_t pos)
 {
-    for (uint32_t i = 0; i <= pos / DMK_ATTN_SPLIT; i++) {
+    for (uint32_t i = 0; i <= pos / dmk_attn_split_keys(pos); i++) {
         p->splits[p->counts->n_splits++] = (struct dmk_attn_split){seq_index, i};
     }
     p->n_singles++;
@@ -140,7 +146,7 @@ static uint32_t plan_seq(struct dmk_step_plan *p, const struct dmk_step_seq *seq
     if (p->splits && seq->n_tokens == 1) {
         plan_splits(p, p->n_seqs++, seq->pos);
     } else {
-        plan_tiles(p, p->n_seqs++, seq->n_tokens);
+        plan_tiles(p, p->n_seqs++, seq->pos, seq->n_tokens);
     }
     *s = (struct dmk_attn_seq){
         .row = p->n_rows,

@@ -35,7 +35,7 @@ static bool encode(struct dmk_cuda_stream *s, CUtensorMap *map, const void *base
     return r == CUDA_SUCCESS;
 }
 
-bool attn_make_maps(const struct dmk_attn_args *a, uint32_t q_tokens,
+bool attn_make_maps(const struct dmk_attn_args *a, uint32_t q_tokens, uint32_t page_rows,
                     struct dmk_cuda_stream *stream, struct attn_maps *ret_maps)
 {
     const uint64_t head = DMK_KERNEL_HEAD_DIM, group = a->group, n_kv = a->n_kv_heads,
@@ -47,7 +47,7 @@ bool attn_make_maps(const struct dmk_attn_args *a, uint32_t q_tokens,
                    q_strides[] = {head, group * head, q_stride};
     const uint32_t q_box[] = {DMK_KERNEL_HEAD_DIM, 8, 1, q_tokens};
     const uint64_t page_dims[] = {head, n_kv * a->n_pages * 128}, page_strides[] = {head};
-    const uint32_t page_box[] = {DMK_KERNEL_HEAD_DIM, 128};
+    const uint32_t page_box[] = {DMK_KERNEL_HEAD_DIM, page_rows};
     const uint64_t kv_dims[] = {head, n_kv, rows}, kv_strides[] = {head, kv_stride};
     const uint32_t kv_box[] = {DMK_KERNEL_HEAD_DIM, 1, DMK_KERNEL_PAGE};
     if (!encode(stream, &ret_maps->q, a->q, 4, q_dims, q_strides, q_box) ||

@@ -19,23 +19,23 @@
 
 /* What the feeding warp says about a stage. */
 struct stage_note {
-    uint32_t block; /* DMK_NONE: the end */
+    uint32_t page; /* of the sequence, counted from its first; DMK_NONE: the end */
     uint32_t pos, head;
     uint32_t row; /* of the query */
     uint32_t slot, n_splits;
     uint32_t flags;
 };
-#define FIRST_OF_ITEM  1u
-#define LAST_OF_ITEM   2u
-#define FIRST_OF_SPLIT 4u
-#define LAST_OF_SPLIT  8u
+#define FIRST_OF_ITEM 1u
+#define LAST_OF_ITEM  2u
 
 struct decode_shared {
     uint8_t stage[STAGES][STAGE_BYTES];
-    uint8_t weights[1024]; /* [8 heads][64 keys] bf16 */
+    /* Of a block and of the one before, which slower warps may still be reading. The memory is what lets the blocks of
+     * attn_fold_splits start beside. */
+    uint8_t weights[2][1024]; /* [][8 heads][64 keys] bf16, of a block's first page */
     struct stage_note note[STAGES];
-    float top[4][8];    /* of a warp's 16 keys, per head */
-    float sum[4][4][8]; /* [warp][key class][head] */
+    float sum[2][2][4][4][8]; /* [][page of the block][warp][key class][head] */
+    float top[4][8];          /* of a warp's keys, per head */
     float split_m[8], split_l[8];
     uint64_t full[STAGES], empty[STAGES];
 };
@@ -58,7 +58,7 @@ struct decode_params {
 /* An item as the feeding warp walks it. */
 struct item_view {
     const struct dmk_attn_seq *seq;
-    uint32_t begin, end;     /* blocks */
+    uint32_t begin, end;     /* pages */
     uint32_t slot, n_splits; /* n_splits 1: the item is all of the sequence */
 };
 
@@ -76,10 +76,11 @@ __device__ __forceinline__ item_view view_item(const decode_params &p, uint32_t 
         struct dmk_attn_split split = p.splits[item];
         v.seq = &p.seqs[split.seq];
         uint32_t n_blocks = v.seq->pos / 64 + 1;
-        v.begin = split.index * ATTN_SPLIT_BLOCKS;
-        v.end = v.seq->n_tokens == 1 ? min(v.begin + ATTN_SPLIT_BLOCKS, n_blocks) : v.begin;
+        uint32_t per_split = dmk_attn_split_keys(v.seq->pos) / 64;
+        v.begin = split.index * per_split;
+        v.end = v.seq->n_tokens == 1 ? min(v.begin + per_split, n_blocks) : v.begin;
         v.slot = item;
-        v.n_splits = (n_blocks + ATTN_SPLIT_BLOCKS - 1) / ATTN_SPLIT_BLOCKS;
+        v.n_splits = (n_blocks + per_split - 1) / per_split;
     }
     return v;
 }
@@ -95,7 +96,7 @@ __device__ void feed(const CUtensorMap *q_map, const CUtensorMap *page_map, cons
     for (uint32_t work = blockIdx.x; work < n_work; work += gridDim.x) {
         item_view v = view_item(p, work / p.n_kv_heads);
         uint32_t head = work % p.n_kv_heads, pos = v.seq->pos, row = v.seq->row, page = 0;
-        if (v.begin + lane < v.end) { /* at most 8 blocks */
+        if (v.begin + lane < v.end) { /* at most 32 pages */
             uint32_t b = v.begin + lane;
             page = p.window ? v.seq->ring[b % v.seq->n_ring] : p.page_ids[v.seq->first_page + b];
         }
@@ -105,8 +106,6 @@ __device__ void feed(const CUtensorMap *q_map, const CUtensorMap *page_map, cons
             dmk_mbar_wait(&sh->empty[s], ((it / STAGES) & 1) ^ 1);
             if (lane == 0) {
                 uint32_t flags =
-                    (b == v.begin || b % ATTN_SPLIT_BLOCKS == 0 ? FIRST_OF_SPLIT : 0) |
-                    ((b + 1) % ATTN_SPLIT_BLOCKS == 0 || b + 1 == v.end ? LAST_OF_SPLIT : 0) |
                     (b == v.begin ? FIRST_OF_ITEM : 0) | (b + 1 == v.end ? LAST_OF_ITEM : 0);
                 sh->note[s] = {b, pos, head, row, v.slot, v.n_splits, flags};
                 dmk_mbar_expect(full, STAGE_BYTES);
@@ -120,15 +119,15 @@ __device__ void feed(const CUtensorMap *q_map, const CUtensorMap *page_map, cons
     uint32_t s = it % STAGES;
     dmk_mbar_wait(&sh->empty[s], ((it / STAGES) & 1) ^ 1);
     if (lane == 0) {
-        sh->note[s].block = DMK_NONE;
+        sh->note[s].page = DMK_NONE;
         dmk_mbar_arrive(&sh->full[s]);
     }
 }
 
-/* The last block of a sequence: the step's own key and value where the pages do not hold them yet, and zeros
+/* The last page of a sequence: the step's own key and value where the pages do not hold them yet, and zeros
  * behind the end, since what lies there must not reach a product. */
-__device__ void mend_block(const decode_params &p, const stage_note &note, uint8_t *stage,
-                           uint32_t thread)
+__device__ void mend_page(const decode_params &p, const stage_note &note, uint8_t *stage,
+                          uint32_t thread)
 {
     uint32_t last = note.pos % 64;
     if (p.fresh && thread < 16) {
@@ -153,31 +152,54 @@ struct part {
     float sum_m, sum_l; /* warp 0: of head lane / 4, key class lane % 4 */
 };
 
-__device__ __forceinline__ void step_block(const decode_params &p, decode_shared *sh,
-                                           const stage_note &note, uint8_t *stage, part &st,
-                                           uint32_t warp, uint32_t lane)
+/* Where a page's weights go: of the second page where its queries lie, since the first has the same. */
+__device__ __forceinline__ uint8_t *weights_of(decode_shared *sh, uint8_t *const (&stage)[2],
+                                               uint32_t buffer, int page)
 {
-    uint32_t quad = lane & 3, key = note.block * 64 + 16 * warp + lane / 4;
-    float s[4];
-    uint64_t k_tile = dmk_wgmma_desc(stage);
-    uint64_t q_tile = dmk_wgmma_desc(stage + ATTN_PAGE_BYTES);
-    dmk_wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        wgmma_64x8_ss<0>(s, k_tile + 2 * i, q_tile + 2 * i, i > 0);
-    }
-    dmk_wgmma_commit();
-    dmk_wgmma_wait<0>();
-    wgmma_hold(s);
+    return page == 0 ? sh->weights[buffer] : stage[1] + ATTN_PAGE_BYTES;
+}
 
+/* Scores of a block to weights in shared memory and their sums. True when a sum is too large for m to be right. */
+template <int PAGES>
+__device__ __forceinline__ bool weigh_block(decode_shared *sh, uint8_t *const (&stage)[2],
+                                            const float (&s)[PAGES][4], const part &st,
+                                            uint32_t buffer, uint32_t warp, uint32_t lane)
+{
+    uint32_t quad = lane & 3;
+    float offset[2] = {attn_offset(st.m[0]), attn_offset(st.m[1])}, most = 0.0f;
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        uint8_t *to = weights_of(sh, stage, buffer, page);
+        float both[2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float weight = attn_weight(s[page][i], offset[i & 1]);
+            float pair = __fadd_rn(weight, __shfl_xor_sync(0xffffffffu, weight, 4));
+            both[i & 1] = i < 2 ? pair : __fadd_rn(both[i & 1], pair);
+            uint32_t j = 16 * warp + lane / 4 + (i >> 1) * 8;
+            *(__nv_bfloat16 *)(to + swizzle_128(2 * quad + (i & 1), 2 * j)) =
+                __float2bfloat16_rn(weight);
+        }
+        most = fmaxf(most, fmaxf(both[0], both[1]));
+        if ((lane / 4) % 2 == 0) {
+            sh->sum[buffer][page][warp][lane / 8][2 * quad] = both[0];
+            sh->sum[buffer][page][warp][lane / 8][2 * quad + 1] = both[1];
+        }
+    }
+    fence_async_shared();
+    return most > ATTN_FAR;
+}
+
+/* The block's maxima of all heads; m and the sums so far follow where they are too far above. */
+template <int PAGES>
+__device__ void raise_block(decode_shared *sh, const float (&s)[PAGES][4], part &st, uint32_t warp,
+                            uint32_t lane)
+{
+    uint32_t quad = lane & 3;
     float top[2] = {ATTN_NONE, ATTN_NONE};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t j = key + (i >> 1) * 8;
-        if (j > note.pos || (p.window && j + p.window <= note.pos)) {
-            s[i] = ATTN_NONE;
-        }
-        top[i & 1] = fmaxf(top[i & 1], s[i]);
+    for (int i = 0; i < 4 * PAGES; i++) {
+        top[i & 1] = fmaxf(top[i & 1], s[i / 4][i % 4]);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -190,102 +212,117 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
         sh->top[warp][2 * quad + 1] = top[1];
     }
     named_barrier(1, 128);
+#pragma unroll
+    for (int h = 0; h < 3; h++) { /* 2: the head whose sum this thread keeps */
+        uint32_t head = h < 2 ? 2 * quad + h : lane / 4;
+        float &of = h < 2 ? st.m[h] : st.sum_m;
+        float m = attn_raise(of, fmaxf(fmaxf(sh->top[0][head], sh->top[1][head]),
+                                       fmaxf(sh->top[2][head], sh->top[3][head])));
+        float c = attn_shrink(of, m);
+        of = m;
+        if (h == 2) {
+            st.sum_l = __fmul_rn(st.sum_l, c);
+        } else {
+            st.o[h] = __fmul_rn(st.o[h], c);
+            st.o[h + 2] = __fmul_rn(st.o[h + 2], c);
+        }
+    }
+}
 
-    float c[2], offset[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float m = fmaxf(fmaxf(sh->top[0][2 * quad + h], sh->top[1][2 * quad + h]),
-                        fmaxf(sh->top[2][2 * quad + h], sh->top[3][2 * quad + h]));
-        m = attn_raise(st.m[h], m);
-        c[h] = attn_shrink(st.m[h], m);
-        offset[h] = attn_offset(m);
-        st.m[h] = m;
-    }
-    float both[2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[i] = attn_weight(s[i], offset[i & 1]);
-        float pair = __fadd_rn(s[i], __shfl_xor_sync(0xffffffffu, s[i], 4));
-        both[i & 1] = i < 2 ? pair : __fadd_rn(both[i & 1], pair);
-        uint32_t j = 16 * warp + lane / 4 + (i >> 1) * 8;
-        *(__nv_bfloat16 *)(sh->weights + swizzle_128(2 * quad + (i & 1), 2 * j)) =
-            __float2bfloat16_rn(s[i]);
-    }
-    if ((lane / 4) % 2 == 0) {
-        sh->sum[warp][lane / 8][2 * quad] = both[0];
-        sh->sum[warp][lane / 8][2 * quad + 1] = both[1];
-    }
-    fence_async_shared();
-    float sum_c = 1.0f;
-    if (warp == 0) { /* before the barrier: the next block writes top behind it */
-        float m = fmaxf(fmaxf(sh->top[0][lane / 4], sh->top[1][lane / 4]),
-                        fmaxf(sh->top[2][lane / 4], sh->top[3][lane / 4]));
-        m = attn_raise(st.sum_m, m);
-        sum_c = attn_shrink(st.sum_m, m);
-        st.sum_m = m;
-    }
-    named_barrier(1, 128);
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        st.o[i] = __fmul_rn(st.o[i], c[i & 1]);
-    }
-    uint64_t v_tile = dmk_wgmma_desc(stage + 8192);
-    uint64_t w_tile = dmk_wgmma_desc(sh->weights);
+/* A block of keys: a page of a sliding layer, two of a full one, of which the second may not be there. */
+template <int PAGES, bool SLIDING>
+__device__ __forceinline__ void step_block(const decode_params &p, decode_shared *sh,
+                                           const stage_note &note, uint8_t *const (&stage)[2],
+                                           part &st, uint32_t buffer, uint32_t warp, uint32_t lane)
+{
+    uint32_t quad = lane & 3, key = note.page * 64 + 16 * warp + lane / 4;
+    float s[PAGES][4];
+    uint64_t q_tile = dmk_wgmma_desc(stage[0] + ATTN_PAGE_BYTES);
     dmk_wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        wgmma_64x8_ss<1>(st.o, v_tile + 128 * i, w_tile + 2 * i, 1);
+    for (int page = 0; page < PAGES; page++) {
+        uint64_t k_tile = dmk_wgmma_desc(stage[page]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma_64x8_ss<0>(s[page], k_tile + 2 * i, q_tile + 2 * i, i > 0);
+        }
+    }
+    dmk_wgmma_commit();
+    dmk_wgmma_wait<0>();
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        wgmma_hold(s[page]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t j = key + page * 64 + (i >> 1) * 8;
+            if (j > note.pos || (SLIDING && j + p.window <= note.pos)) {
+                s[page][i] = ATTN_NONE;
+            }
+        }
+    }
+    bool far = weigh_block(sh, stage, s, st, buffer, warp, lane);
+    if (named_barrier_any(1, 128, far)) {
+        raise_block(sh, s, st, warp, lane);
+        weigh_block(sh, stage, s, st, buffer, warp, lane);
+        named_barrier(1, 128);
+    }
+    dmk_wgmma_fence();
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        uint64_t v_tile = dmk_wgmma_desc(stage[page] + 8192);
+        uint64_t w_tile = dmk_wgmma_desc(weights_of(sh, stage, buffer, page));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma_64x8_ss<1>(st.o, v_tile + 128 * i, w_tile + 2 * i, 1);
+        }
     }
     dmk_wgmma_commit();
     if (warp == 0) {
-        uint32_t h = lane / 4;
-        float sum = __fadd_rn(__fadd_rn(sh->sum[0][quad][h], sh->sum[1][quad][h]),
-                              __fadd_rn(sh->sum[2][quad][h], sh->sum[3][quad][h]));
-        st.sum_l = __fmaf_rn(st.sum_l, sum_c, sum);
+        float sum[PAGES];
+#pragma unroll
+        for (int page = 0; page < PAGES; page++) {
+            const float(*of)[4][8] = sh->sum[buffer][page];
+            sum[page] = __fadd_rn(__fadd_rn(of[0][quad][lane / 4], of[1][quad][lane / 4]),
+                                  __fadd_rn(of[2][quad][lane / 4], of[3][quad][lane / 4]));
+        }
+        st.sum_l = __fadd_rn(st.sum_l, PAGES == 1 ? sum[0] : __fadd_rn(sum[0], sum[PAGES - 1]));
     }
     dmk_wgmma_wait<0>();
     wgmma_hold(st.o);
 }
 
-/* A thread's part of the sequence's total: the splits folded so far. */
-struct total {
-    float o[4], m[2], l[2];
-};
-
-__device__ __forceinline__ total start_total(const decode_params &p, uint32_t head, uint32_t lane)
+/* The first m of a head; of one that the group does not have: 0. */
+__device__ __forceinline__ float begin_of(const decode_params &p, uint32_t head, uint32_t g)
 {
-    total t = {{0, 0, 0, 0}, {0, 0}, {1.0f, 1.0f}};
+    return g < p.group ? attn_begin(dmk_bf16_f32(p.sinks[head * p.group + g])) : 0.0f;
+}
+
+/* o over l: of a split that is all of its row, folded into the sink first; of a sliding row, which began with it. */
+template <bool SLIDING>
+__device__ __forceinline__ void store(const decode_params &p, const decode_shared *sh,
+                                      const stage_note &note, const part &st, uint32_t warp,
+                                      uint32_t lane)
+{
+    float o[4], l[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t g = 2 * (lane & 3) + h;
-        t.m[h] = g < p.group ? 8.0f * dmk_bf16_f32(p.sinks[head * p.group + g]) : 0.0f;
+        l[h] = sh->split_l[g];
+        o[h] = st.o[h], o[h + 2] = st.o[h + 2];
+        if (!SLIDING) {
+            float m = begin_of(p, note.head, g), a, b;
+            attn_fold_factors(m, st.m[h], a, b);
+            l[h] = attn_fold(1.0f, a, l[h], b);
+            o[h] = attn_fold(0.0f, a, o[h], b);
+            o[h + 2] = attn_fold(0.0f, a, o[h + 2], b);
+        }
     }
-    return t;
-}
-
-__device__ __forceinline__ void fold(total &t, const float (&o)[4], const float (&m)[2],
-                                     const float (&l)[2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float a, b;
-        attn_fold_factors(t.m[h], m[h], a, b);
-        t.l[h] = attn_fold(t.l[h], a, l[h], b);
-        t.o[h] = attn_fold(t.o[h], a, o[h], b);
-        t.o[h + 2] = attn_fold(t.o[h + 2], a, o[h + 2], b);
-    }
-}
-
-__device__ __forceinline__ void store(const decode_params &p, const stage_note &note,
-                                      const total &t, uint32_t warp, uint32_t lane)
-{
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint32_t g = 2 * (lane & 3) + (e & 1), d = 16 * warp + lane / 4 + (e >> 1) * 8;
         if (g < p.group) {
             size_t at = ((size_t)note.row * p.n_kv_heads + note.head) * p.group + g;
-            p.out[at * 64 + d] = dmk_f32_bf16(__fmul_rn(t.o[e], __frcp_rn(t.l[e & 1])));
+            p.out[at * 64 + d] = dmk_f32_bf16(__fmul_rn(o[e], __frcp_rn(l[e & 1])));
         }
     }
 }
@@ -327,7 +364,7 @@ __device__ __forceinline__ void leave_partial(const decode_params &p, decode_sha
 
 __device__ __forceinline__ uint32_t n_splits_of(const struct dmk_attn_seq &seq)
 {
-    return seq.n_tokens == 1 ? seq.pos / DMK_ATTN_SPLIT + 1 : 0;
+    return seq.n_tokens == 1 ? seq.pos / dmk_attn_split_keys(seq.pos) + 1 : 0;
 }
 
 /* One block for each sequence and KV head; thread t holds d = t / 2 of four heads. */
@@ -358,7 +395,7 @@ __global__ void __launch_bounds__(128) attn_fold_splits(const decode_params p)
     float m[4], l[4], o[4];
 #pragma unroll
     for (int h = 0; h < 4; h++) {
-        m[h] = h0 + h < p.group ? 8.0f * dmk_bf16_f32(p.sinks[head * p.group + h0 + h]) : 0.0f;
+        m[h] = begin_of(p, head, h0 + h);
         l[h] = 1.0f;
         o[h] = 0.0f;
     }
@@ -398,38 +435,51 @@ __global__ void __launch_bounds__(128) attn_fold_splits(const decode_params p)
     }
 }
 
+template <bool SLIDING>
 __device__ void compute(const decode_params &p, decode_shared *sh, uint32_t thread)
 {
     uint32_t warp = thread / 32, lane = thread % 32, h0 = 2 * (lane & 3);
     part st;
-    total sum;
-    for (uint32_t it = 0;; it++) {
+    for (uint32_t it = 0, buffer = 0;; it++, buffer ^= 1) {
         uint32_t s = it % STAGES;
+        uint8_t *stage[2] = {sh->stage[s], sh->stage[(it + 1) % STAGES]};
         dmk_mbar_wait(&sh->full[s], (it / STAGES) & 1);
         stage_note note = sh->note[s];
-        if (note.block == DMK_NONE) {
+        if (note.page == DMK_NONE) {
             break;
         }
         if (note.flags & FIRST_OF_ITEM) {
-            sum = start_total(p, note.head, lane);
+            st = {{0, 0, 0, 0},
+                  {begin_of(p, note.head, h0), begin_of(p, note.head, h0 + 1)},
+                  begin_of(p, note.head, lane / 4),
+                  SLIDING && (lane & 3) == 0 ? 1.0f : 0.0f};
         }
-        if (note.flags & FIRST_OF_SPLIT) {
-            st = {{0, 0, 0, 0}, {ATTN_NONE, ATTN_NONE}, ATTN_NONE, 0.0f};
+        uint32_t last = note.pos / 64;
+        if (SLIDING || note.page == last) {
+            if (note.page == last) {
+                mend_page(p, note, stage[0], thread);
+            }
+            step_block<1, SLIDING>(p, sh, note, stage, st, buffer, warp, lane);
+        } else {
+            it++;
+            s = it % STAGES;
+            dmk_mbar_wait(&sh->full[s], (it / STAGES) & 1);
+            note.flags = sh->note[s].flags;
+            if (note.page + 1 == last) {
+                mend_page(p, note, stage[1], thread);
+            }
+            step_block<2, SLIDING>(p, sh, note, stage, st, buffer, warp, lane);
+            if (lane == 0) {
+                dmk_mbar_arrive(&sh->empty[(it - 1) % STAGES]);
+            }
         }
-        if (note.block == note.pos / 64) {
-            mend_block(p, note, sh->stage[s], thread);
-        }
-        step_block(p, sh, note, sh->stage[s], st, warp, lane);
         if (lane == 0) {
             dmk_mbar_arrive(&sh->empty[s]);
         }
-        if (note.flags & LAST_OF_SPLIT) {
+        if (note.flags & LAST_OF_ITEM) {
             close_split(sh, st, warp, lane);
             if (note.n_splits == 1) {
-                fold(sum, st.o, st.m, {sh->split_l[h0], sh->split_l[h0 + 1]});
-                if (note.flags & LAST_OF_ITEM) {
-                    store(p, note, sum, warp, lane);
-                }
+                store<SLIDING>(p, sh, note, st, warp, lane);
             } else {
                 leave_partial(p, sh, note, st, warp, lane);
             }
@@ -438,7 +488,9 @@ __device__ void compute(const decode_params &p, decode_shared *sh, uint32_t thre
     }
 }
 
-__global__ void __launch_bounds__(160, BLOCKS_PER_SM)
+template <bool SLIDING>
+/* Registers as for six blocks: room for attn_fold_splits, which starts beside. */
+__global__ void __launch_bounds__(160, 2 * BLOCKS_PER_SM)
     attn_decode(const __grid_constant__ attn_maps maps, const decode_params p)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -456,7 +508,7 @@ __global__ void __launch_bounds__(160, BLOCKS_PER_SM)
     if (threadIdx.x >= 128) {
         feed(&maps.q, &maps.pages, p, sh, threadIdx.x - 128);
     } else {
-        compute(p, sh, threadIdx.x);
+        compute<SLIDING>(p, sh, threadIdx.x);
     }
 }
 
@@ -467,7 +519,7 @@ void attn_decode_sm90(const struct dmk_attn_args *args, struct dmk_stream *strea
     const bool sliding = args->window != 0;
     const uint64_t max_items = sliding ? args->n_seqs : args->max_splits;
     const uint64_t n_partials = max_items * args->n_kv_heads;
-    if (n_partials == 0 || !attn_make_maps(args, 1, s, &maps)) {
+    if (n_partials == 0 || !attn_make_maps(args, 1, 128, s, &maps)) {
         return;
     }
     decode_params p = {};
@@ -489,9 +541,13 @@ void attn_decode_sm90(const struct dmk_attn_args *args, struct dmk_stream *strea
     p.window = args->window;
     p.fresh = args->fresh;
     uint64_t grid = (uint64_t)s->n_sms * BLOCKS_PER_SM;
-    dmk_cuda_launch(stream, attn_decode, dim3((uint32_t)(n_partials < grid ? n_partials : grid)),
-                    dim3(160), sizeof(decode_shared), maps, p);
-    if (!sliding) {
+    const dim3 blocks((uint32_t)(n_partials < grid ? n_partials : grid));
+    if (sliding) {
+        dmk_cuda_launch(stream, attn_decode<true>, blocks, dim3(160), sizeof(decode_shared), maps,
+                        p);
+    } else {
+        dmk_cuda_launch(stream, attn_decode<false>, blocks, dim3(160), sizeof(decode_shared), maps,
+                        p);
         dmk_cuda_launch(stream, attn_fold_splits, dim3(args->n_seqs * args->n_kv_heads), dim3(128),
                         0, p);
     }

@@ -42,6 +42,28 @@ __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t n_threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
+/* Counts this warp in without waiting. */
+__device__ __forceinline__ void named_arrive(uint32_t id, uint32_t n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+/* A barrier that says whether x was true in any of its threads. */
+__device__ __forceinline__ bool named_barrier_any(uint32_t id, uint32_t n_threads, bool x)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "barrier.cta.red.or.pred q, %2, %3, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n"
+                 "}\n"
+                 : "=r"(any)
+                 : "r"((uint32_t)x), "r"(id), "r"(n_threads)
+                 : "memory");
+    return any != 0;
+}
+
 template <int N> __device__ __forceinline__ void give_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

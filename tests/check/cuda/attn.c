@@ -2,6 +2,7 @@
  * be looked at is NaN. Rows alone and in company give the same bits. */
 #include <stdio.h>
 #include <string.h>
+#include "kernels/attn_cut.h"
 #include "tests/check/cuda/device.h"
 
 #define ATTN_L2 6e-3 /* probabilities enter the product as bf16, the result is bf16 */
@@ -18,6 +19,7 @@ struct attn_case {
     struct part parts[MAX_SEQS];
     uint32_t n_seqs, n_kv_heads, group;
     bool window, fresh;
+    bool steep; /* scores far above the sinks, and far from each other */
 };
 
 struct arrays {
@@ -44,14 +46,14 @@ static void make_tiles(struct arrays *a, const struct attn_case *c, bool all)
     a->n_tiles = a->n_splits_host = 0;
     for (uint32_t i = 0; i < c->n_seqs; i++) {
         const struct part *p = &c->parts[i];
-        for (uint32_t s = 0; !all && p->n_tokens == 1 && s <= p->pos / DMK_ATTN_SPLIT; s++) {
+        for (uint32_t s = 0; !all && p->n_tokens == 1 && s <= p->pos / dmk_attn_split_keys(p->pos);
+             s++) {
             splits[a->n_splits_host++] = (struct dmk_attn_split){i, s};
         }
-        for (uint32_t first = 0; (all || p->n_tokens > 1) && first < p->n_tokens;
-             first += DMK_ATTN_TILE_WIDE) {
-            uint32_t left = p->n_tokens - first;
-            tiles[a->n_tiles++] = (struct dmk_attn_tile){
-                i, first, left < DMK_ATTN_TILE_WIDE ? left : DMK_ATTN_TILE_WIDE};
+        for (uint32_t first = 0, tile; (all || p->n_tokens > 1) && first < p->n_tokens;
+             first += tile) {
+            tile = dmk_attn_tile_tokens(p->pos + first, p->n_tokens - first);
+            tiles[a->n_tiles++] = (struct dmk_attn_tile){i, first, tile};
         }
     }
     *(uint32_t *)a->n_splits.host = a->n_splits_host;
@@ -66,7 +68,7 @@ static struct arrays make_arrays(struct device *d, const struct attn_case *c)
         n_blocks += (c->parts[i].pos + c->parts[i].n_tokens + 63) / 64 + 10;
     }
     a.n_pages = n_blocks + 8;
-    a.qkv = twin_bf16(d, (size_t)a.n_rows * a.width, 2.5f);
+    a.qkv = twin_bf16(d, (size_t)a.n_rows * a.width, c->steep ? 20.0f : 2.5f);
     a.pages = twin_new(d, (size_t)c->n_kv_heads * a.n_pages * PAGE_BYTES);
     a.page_ids = twin_new(d, a.n_pages * 4);
     a.seqs = twin_new(d, c->n_seqs * sizeof(struct dmk_attn_seq));
@@ -179,8 +181,9 @@ static void run_case(struct device *d, const struct attn_case *c)
 {
     char what[128];
     struct arrays a = make_arrays(d, c);
-    int at = snprintf(what, sizeof(what), "%s%s, %u heads of %u:", c->window ? "sliding" : "full",
-                      c->fresh ? ", fresh" : "", c->n_kv_heads, c->group);
+    int at =
+        snprintf(what, sizeof(what), "%s%s%s, %u heads of %u:", c->window ? "sliding" : "full",
+                 c->fresh ? ", fresh" : "", c->steep ? ", steep" : "", c->n_kv_heads, c->group);
     for (uint32_t i = 0; i < c->n_seqs && at < 110; i++) {
         at += snprintf(what + at, sizeof(what) - (size_t)at, " %u+%u", c->parts[i].pos,
                        c->parts[i].n_tokens);
@@ -239,16 +242,13 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
     char what[64];
     const uint32_t blocks = (pos + n_tokens + 63) / 64, n_kv = 8, group = 8, width = 80 * 64;
     const uint32_t n_pages = n_seqs * blocks,
-                   n_tiles =
-                       n_tokens > 1
-                           ? n_seqs * ((n_tokens + DMK_ATTN_TILE_WIDE - 1) / DMK_ATTN_TILE_WIDE)
-                           : 0;
-    const uint32_t row_splits = n_tokens == 1 ? pos / DMK_ATTN_SPLIT + 1 : 0;
+                   most_tiles = n_seqs * (n_tokens / DMK_ATTN_TILE_WIDE + 3);
+    const uint32_t row_splits = n_tokens == 1 ? pos / dmk_attn_split_keys(pos) + 1 : 0;
     struct twin qkv = twin_device(d, (size_t)n_seqs * n_tokens * width * 2),
                 pages = twin_device(d, (size_t)n_kv * n_pages * PAGE_BYTES),
                 ids = twin_new(d, n_pages * 4),
                 seqs = twin_new(d, n_seqs * sizeof(struct dmk_attn_seq)),
-                tiles = twin_new(d, (n_tiles + 1) * sizeof(struct dmk_attn_tile)),
+                tiles = twin_new(d, most_tiles * sizeof(struct dmk_attn_tile)),
                 splits = twin_new(d, (n_seqs * row_splits + 1) * sizeof(struct dmk_attn_split)),
                 count = twin_new(d, 16), sinks = twin_bf16(d, 64, 1.0f),
                 out = twin_device(d, (size_t)n_seqs * n_tokens * 8192);
@@ -261,9 +261,9 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
         for (uint32_t b = 0; b < blocks; b++) {
             ((uint32_t *)ids.host)[i * blocks + b] = i * blocks + b;
         }
-        for (uint32_t f = 0; n_tokens > 1 && f < n_tokens; f += DMK_ATTN_TILE_WIDE) {
-            *t++ = (struct dmk_attn_tile){
-                i, f, n_tokens - f < DMK_ATTN_TILE_WIDE ? n_tokens - f : DMK_ATTN_TILE_WIDE};
+        for (uint32_t f = 0, tile; n_tokens > 1 && f < n_tokens; f += tile) {
+            tile = dmk_attn_tile_tokens(pos + f, n_tokens - f);
+            *t++ = (struct dmk_attn_tile){i, f, tile};
         }
         for (uint32_t f = 0; f < row_splits; f++) {
             *p++ = (struct dmk_attn_split){i, f};
@@ -288,7 +288,7 @@ static void bench(struct device *d, uint32_t n_seqs, uint32_t pos, uint32_t n_to
                                  .sinks = sinks.dev,
                                  .out = out.dev,
                                  .n_seqs = n_seqs,
-                                 .n_tiles = n_tiles,
+                                 .n_tiles = (uint32_t)(t - (struct dmk_attn_tile *)tiles.host),
                                  .n_kv_heads = n_kv,
                                  .group = group,
                                  .n_pages = n_pages,
@@ -340,6 +340,16 @@ void check_attn(struct device *d)
         {{{200, 30}, {127, 64}, {0, 100}, {1023, 2}}, 4, 2, 8, true, false},
         {{{0, 1100}, {500, 13}, {1530, 7}}, 3, 2, 8, false, false},
         {{{8150, 50}}, 1, 1, 8, false, false},
+        {{{DMK_ATTN_LONG - 30, 50}, {DMK_ATTN_LONG - 1, 1}, {DMK_ATTN_LONG, 1}},
+         3,
+         1,
+         8,
+         false,
+         false},
+        {{{DMK_ATTN_VERY_LONG - 10, 20}, {DMK_ATTN_VERY_LONG - 1, 1}}, 2, 1, 8, false, false},
+        {{{0, 1100}, {500, 13}, {1530, 7}, {2047, 1}}, 4, 2, 8, false, false, true},
+        {{{0, 300}, {128, 5}, {1000, 100}, {77, 1}}, 4, 2, 8, true, true, true},
+        {{{200, 30}, {127, 64}, {0, 100}, {1023, 1}}, 4, 2, 8, true, false, true},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         run_case(d, &cases[i]);
