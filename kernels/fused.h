@@ -17,9 +17,11 @@ struct dmk_meeting {
 
 /* residual, then rmsnorm of the new x into y (scale NULL: no norm, y is not written). The sum that is added is a
  * tree over the sums of n_ranks (1, 2, 4 or 8) ranks, neighbours first; those of other ranks may lie in memory of
- * other devices. */
+ * other devices. Where one rank has all of the sum it may have rounded it itself: `whole` is bf16(sum + bias) then, and
+ * sum, n_ranks and bias are not read. */
 struct dmk_add_norm_args {
     uint16_t *x;                       /* [n_rows][hidden] bf16 */
+    const uint16_t *whole;             /* [n_rows][hidden] bf16, or NULL */
     const float *sum[DMK_MAX_SOURCES]; /* n_ranks of [n_rows][hidden] */
     uint32_t n_ranks;
     const uint16_t *bias;  /* [hidden] bf16, or NULL */

@@ -172,10 +172,14 @@ void dmk_device_attend(struct dmk_rank *rank, uint32_t layer)
                                                       .stride = width},
                           stream);
     }
-    /* sum [T][H] = o_proj over the rank's columns, a leaf for each KV head */
+    /* sum [T][H] = o_proj over the rank's columns, a leaf for each KV head; one rank has all leaves and rounds the
+     * tree's root with the bias, in half of sum's memory */
+    const bool whole = rank->engine->conf.layout.tp == 1;
     kernels->linear(&(struct dmk_linear_args){.w = lw->o_w,
+                                              .bias = whole ? lw->o_b : NULL,
                                               .x = a->heads,
-                                              .y_f32 = a->sum,
+                                              .y_bf16 = whole ? (uint16_t *)a->sum : NULL,
+                                              .y_f32 = whole ? NULL : a->sum,
                                               .w_stride = (uint64_t)n_q * D,
                                               .x_stride = (uint64_t)n_q * D,
                                               .y_stride = H,
@@ -232,6 +236,9 @@ void dmk_device_choose(struct dmk_rank *rank, uint32_t layer)
         add.sum[r] = first_of_group(rank)[r].acts.sum;
     }
     add.meeting = meeting_of(rank, first_of_group(rank), add.n_ranks, layer, DMK_MEET_SUMS);
+    if (add.n_ranks == 1) {
+        add.whole = (const uint16_t *)a->sum;
+    }
     /* x = bf16(x + bf16(tree of sums + bias)); norm [T][H] of it */
     rank->kernels.add_norm(&add, rank->stream);
     rank->kernels.linear(&(struct dmk_linear_args){.w = lw->router_w,

@@ -209,6 +209,13 @@ void dmk_cuda_page_copy(const struct dmk_page_copy_args *args, struct dmk_stream
 void dmk_cuda_page_gather(const struct dmk_page_move_args *args, struct dmk_stream *stream);
 void dmk_cuda_page_scatter(const struct dmk_page_move_args *args, struct dmk_stream *stream);
 void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream);
+/* Its way for many rows. How k is cut, in steps of 64: n pieces (the last may have fewer), or slices of a tree. */
+struct dmk_cuda_pieces {
+    uint32_t n, steps;
+    bool tree;
+};
+void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pieces pieces,
+                          struct dmk_stream *stream);
 void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
 void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream);

@@ -4,20 +4,20 @@
  * products at a time, ascending; a piece is never added to another before it is whole. Pieces of one slice
  * are then added from left to right, slices in the tree of dmk_linear_args.
  *
- *   few   up to 128 rows: a block has 64 outputs of one piece, weights are the 64-row operand, so the chip is full
- *         of reads even for one row; the blocks of a tile are a cluster and add the pieces out of each other's
- *         shared memory.
- *   many  a block has 128 rows and BN outputs and walks all pieces itself.
+ *   few   up to 128 rows, or more of few outputs: a block has 64 outputs of one piece, weights are the 64-row
+ *         operand, so the chip is full of reads even for one row; the blocks of a tile are a cluster and add the
+ *         pieces out of each other's shared memory.
+ *   many  linear_many.cu: a block has 128 rows and walks all pieces itself.
  *
  * One warp drives the copy engine through a ring of stages; the loads of weights do not wait for the kernel
- * before. Every k is a multiple of 32, x, w and their strides of 16 bytes; several slices need k % 64 = 0, more
- * than 128 rows an even number of outputs. */
+ * before. Every k is a multiple of 32, x, w and their strides of 16 bytes; several slices need k % 64 = 0. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/wgmma.h"
 
 #define STEP       64 /* of k, one stage */
 #define FEW_ROWS   128
-#define MANY_ROWS  128
+#define SMALL_ROWS 1024 /* of weights with few outputs, which fill no chip in large tiles */
+#define SMALL_OUT  256
 #define MAX_PIECES 8 /* blocks of a cluster */
 
 struct job {
@@ -99,6 +99,7 @@ template <int TN> __device__ void few_load(const struct job &job, struct few_sme
 {
     constexpr uint32_t STAGES = few_smem<TN>::STAGES;
     const int32_t k0 = (int32_t)(blockIdx.y * job.piece_steps * STEP), out = (int32_t)blockIdx.x * 64;
+    const int32_t row = (int32_t)blockIdx.z * TN;
     const uint32_t ahead = n < STAGES ? n : STAGES;
     for (uint32_t i = 0; i < ahead; i++) {
         dmk_mbar_expect(&s->full[i], (64 + TN) * 128);
@@ -106,14 +107,14 @@ template <int TN> __device__ void few_load(const struct job &job, struct few_sme
     }
     dmk_pdl_wait();
     for (uint32_t i = 0; i < ahead; i++) {
-        dmk_tma_load_2d(s->x[i], &job.x, &s->full[i], k0 + (int32_t)i * STEP, 0);
+        dmk_tma_load_2d(s->x[i], &job.x, &s->full[i], k0 + (int32_t)i * STEP, row);
     }
     for (uint32_t i = STAGES; i < n; i++) {
         const uint32_t at = i % STAGES;
         dmk_mbar_wait(&s->empty[at], (i / STAGES - 1) & 1);
         dmk_mbar_expect(&s->full[at], (64 + TN) * 128);
         dmk_tma_load_2d(s->w[at], &job.w, &s->full[at], k0 + (int32_t)i * STEP, out);
-        dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], k0 + (int32_t)i * STEP, 0);
+        dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], k0 + (int32_t)i * STEP, row);
     }
 }
 
@@ -158,7 +159,7 @@ template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid
         }
         dmk_pdl_wait(); /* before this kernel's first write */
     }
-    const uint32_t out = blockIdx.x * 64 + warp * 16 + lane / 4, row = lane % 4 * 2;
+    const uint32_t out = blockIdx.x * 64 + warp * 16 + lane / 4, row = blockIdx.z * TN + lane % 4 * 2;
     if (job.n_pieces == 1) {
         if (warp < 4) {
 #pragma unroll
@@ -184,168 +185,10 @@ template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid
     cluster_sync(); /* nobody leaves while its memory is read */
 }
 
-template <int BN> struct many_smem {
-    static constexpr int STAGES = BN > 128 ? 5 : 6;
-    alignas(1024) uint8_t x[STAGES][MANY_ROWS * 128];
-    alignas(1024) uint8_t w[STAGES][BN * 128];
-    uint64_t full[STAGES], empty[STAGES];
-};
-
-/* Tiles in bands of 16 row tiles, outputs outside of rows inside a band: what a wave reads stays in the L2. */
-__device__ __forceinline__ void many_tile(const struct job &job, uint32_t n_out_tiles, uint32_t *ret_row,
-                                          uint32_t *ret_out)
-{
-    const uint32_t n_row_tiles = (job.n_rows + MANY_ROWS - 1) / MANY_ROWS;
-    const uint32_t band = blockIdx.x / (16 * n_out_tiles), in_band = blockIdx.x % (16 * n_out_tiles);
-    const uint32_t left = n_row_tiles - band * 16, height = left < 16 ? left : 16;
-    *ret_row = band * 16 + in_band % height;
-    *ret_out = in_band / height;
-}
-
-template <int N> __device__ __forceinline__ void add_all(float (&to)[N], const float (&from)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        to[i] = from[i] + to[i];
-    }
-}
-
-template <int N> __device__ __forceinline__ void set_all(float (&to)[N], const float (&from)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        to[i] = from[i];
-    }
-}
-
-/* TREE: one, two, four or eight slices; else pieces from left to right. */
-template <int BN, bool TREE>
-__global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ struct job job)
-{
-    constexpr int STAGES = many_smem<BN>::STAGES;
-    extern __shared__ __align__(1024) uint8_t raw[];
-    struct many_smem<BN> *s = (struct many_smem<BN> *)raw;
-    const uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    uint32_t row_tile, out_tile;
-    many_tile(job, (job.n_out + BN - 1) / BN, &row_tile, &out_tile);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            dmk_mbar_init(&s->full[i], 1);
-            dmk_mbar_init(&s->empty[i], 8);
-        }
-        dmk_mbar_fence();
-    }
-    __syncthreads();
-    if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == 0 && lane == 0) {
-            dmk_pdl_wait();
-            for (uint32_t i = 0; i < job.n_steps; i++) {
-                const uint32_t at = i % STAGES;
-                if (i >= STAGES) {
-                    dmk_mbar_wait(&s->empty[at], (i / STAGES - 1) & 1);
-                }
-                dmk_mbar_expect(&s->full[at], (MANY_ROWS + BN) * 128);
-                dmk_tma_load_2d(s->x[at], &job.x, &s->full[at], (int32_t)i * STEP, (int32_t)row_tile * MANY_ROWS);
-                dmk_tma_load_2d(s->w[at], &job.w, &s->full[at], (int32_t)i * STEP, (int32_t)out_tile * BN);
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        float d[BN / 2], sum[BN / 2], four[TREE ? BN / 2 : 1], eight[TREE ? BN / 2 : 1];
-        uint32_t i = 0;
-        for (uint32_t piece = 0; piece < job.n_pieces; piece++) {
-            const uint32_t end = min(job.n_steps, (piece + 1) * job.piece_steps), begin = i;
-            for (; i < end; i++) {
-                const uint32_t at = i % STAGES;
-                dmk_mbar_wait(&s->full[at], (i / STAGES) & 1);
-                const uint64_t a = dmk_wgmma_desc(s->x[at] + group * 64 * 128), b = dmk_wgmma_desc(s->w[at]);
-                dmk_wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < STEP / 16; k++) {
-                    dmk_wgmma<BN>::run(d, a + 2 * k, b + 2 * k, i > begin || k > 0);
-                }
-                dmk_wgmma_commit();
-                /* The step before has finished when only this one is in flight. */
-                dmk_wgmma_wait<1>();
-                if (i > begin && lane == 0) {
-                    dmk_mbar_arrive(&s->empty[(i - 1) % STAGES]);
-                }
-            }
-            dmk_wgmma_wait<0>();
-            if (lane == 0) {
-                dmk_mbar_arrive(&s->empty[(i - 1) % STAGES]);
-            }
-            if constexpr (TREE) {
-                if (piece % 2 == 1) {
-                    add_all(d, sum); /* the pair */
-                    if (piece % 4 == 3) {
-                        add_all(d, four);
-                        if (piece == 7) {
-                            add_all(d, eight);
-                        } else {
-                            set_all(eight, d);
-                        }
-                    } else {
-                        set_all(four, d);
-                    }
-                }
-                set_all(sum, d);
-            } else {
-                if (piece == 0) {
-                    set_all(sum, d);
-                } else {
-#pragma unroll
-                    for (int r = 0; r < BN / 2; r++) {
-                        sum[r] += d[r];
-                    }
-                }
-            }
-        }
-        dmk_pdl_wait();
-        const uint32_t row = row_tile * MANY_ROWS + group * 64 + warp * 16 + lane / 4;
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
-            const uint32_t out = out_tile * BN + j * 8 + lane % 4 * 2;
-            if (out >= job.n_out) {
-                continue;
-            }
-            float b0 = 0.0f, b1 = 0.0f;
-            if (job.bias) {
-                const uint32_t pair = *(const uint32_t *)(job.bias + out);
-                b0 = dmk_lo(pair), b1 = dmk_hi(pair);
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint32_t r = row + half * 8;
-                float y0 = sum[4 * j + 2 * half], y1 = sum[4 * j + 2 * half + 1];
-                if (job.bias) {
-                    y0 += b0, y1 += b1;
-                }
-                if (r >= job.n_rows) {
-                    continue;
-                }
-                if (job.y_bf16) {
-                    *(uint32_t *)(job.y_bf16 + r * job.y_stride + out) = dmk_pack_bf16(y0, y1);
-                } else {
-                    *(float2 *)(job.y_f32 + r * job.y_stride + out) = make_float2(y0, y1);
-                }
-            }
-        }
-    }
-    dmk_pdl_next();
-}
-
 template <int TN> static void launch_few(struct dmk_stream *stream, const struct job &job)
 {
-    dmk_cuda_launch_cluster(stream, few_kernel<TN>, dim3((job.n_out + 63) / 64, job.n_pieces), dim3(160),
+    dmk_cuda_launch_cluster(stream, few_kernel<TN>, dim3((job.n_out + 63) / 64, job.n_pieces, dmk_ceil_div(job.n_rows, TN)), dim3(160),
                             sizeof(struct few_smem<TN>), dim3(1, job.n_pieces), job);
-}
-
-template <int BN, bool TREE> static void launch_many(struct dmk_stream *stream, const struct job &job)
-{
-    const uint32_t tiles = dmk_ceil_div(job.n_rows, MANY_ROWS) * dmk_ceil_div(job.n_out, BN);
-    dmk_cuda_launch(stream, many_kernel<BN, TREE>, dim3(tiles), dim3(384), sizeof(struct many_smem<BN>), job);
 }
 
 /* How many pieces a weight's k falls into: enough blocks of 64 outputs for the chip, pieces of equal length. */
@@ -358,12 +201,31 @@ static uint32_t count_pieces(uint32_t n_out, uint32_t n_steps)
     return dmk_ceil_div(n_steps, dmk_ceil_div(n_steps, want));
 }
 
+/* Pieces or slices of args->w. */
+static struct dmk_cuda_pieces cut(const struct dmk_linear_args *args)
+{
+    const uint32_t n_steps = dmk_ceil_div(args->k * args->n_slices, STEP);
+    struct dmk_cuda_pieces p = {};
+    p.tree = args->n_slices > 1;
+    p.n = p.tree || args->leaf ? args->n_slices
+                               : count_pieces(args->n_whole ? args->n_whole : args->n_out, n_steps);
+    p.steps = p.tree ? args->k / STEP : dmk_ceil_div(n_steps, p.n);
+    return p;
+}
+
 void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream)
 {
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     struct job job = {};
     const uint32_t k = args->k * args->n_slices, n_rows = args->n_rows;
+    const struct dmk_cuda_pieces pieces = cut(args);
     if (n_rows == 0) {
+        return;
+    }
+    /* One piece of many outputs has enough blocks in large tiles, which read the rows less often. */
+    const bool head = n_rows > 64 && pieces.n == 1 && args->n_out >= 256 * s->n_sms;
+    if (n_rows > (args->n_out <= SMALL_OUT ? SMALL_ROWS : FEW_ROWS) || head) {
+        dmk_cuda_linear_many(args, pieces, stream);
         return;
     }
     job.bias = args->bias;
@@ -373,41 +235,29 @@ void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stre
     job.n_rows = n_rows;
     job.n_out = args->n_out;
     job.n_steps = dmk_ceil_div(k, STEP);
-    job.tree = args->n_slices > 1;
-    job.n_pieces = job.tree || args->leaf
-                       ? args->n_slices
-                       : count_pieces(args->n_whole ? args->n_whole : args->n_out, job.n_steps);
-    job.piece_steps = job.tree ? args->k / STEP : dmk_ceil_div(job.n_steps, job.n_pieces);
-    const bool few = n_rows <= FEW_ROWS;
+    job.tree = pieces.tree;
+    job.n_pieces = pieces.n;
+    job.piece_steps = pieces.steps;
     const uint32_t tn = n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : 128;
-    const uint32_t bn = job.tree ? 96 : args->n_out % 160 == 0 ? 160 : 128;
-    if (!dmk_tensor_map_bf16(s, &job.w, args->w, args->n_out, k, args->w_stride, few ? 64 : bn) ||
-        !dmk_tensor_map_bf16(s, &job.x, args->x, n_rows, k, args->x_stride, few ? tn : MANY_ROWS)) {
+    if (!dmk_tensor_map_bf16(s, &job.w, args->w, args->n_out, k, args->w_stride, 64) ||
+        !dmk_tensor_map_bf16(s, &job.x, args->x, n_rows, k, args->x_stride, tn)) {
         return;
     }
-    if (few) {
-        switch (tn) {
-        case 8:
-            launch_few<8>(stream, job);
-            break;
-        case 16:
-            launch_few<16>(stream, job);
-            break;
-        case 32:
-            launch_few<32>(stream, job);
-            break;
-        case 64:
-            launch_few<64>(stream, job);
-            break;
-        default:
-            launch_few<128>(stream, job);
-            break;
-        }
-    } else if (job.tree) {
-        launch_many<96, true>(stream, job);
-    } else if (bn == 160) {
-        launch_many<160, false>(stream, job);
-    } else {
-        launch_many<128, false>(stream, job);
+    switch (tn) {
+    case 8:
+        launch_few<8>(stream, job);
+        break;
+    case 16:
+        launch_few<16>(stream, job);
+        break;
+    case 32:
+        launch_few<32>(stream, job);
+        break;
+    case 64:
+        launch_few<64>(stream, job);
+        break;
+    default:
+        launch_few<128>(stream, job);
+        break;
     }
 }

@@ -6,7 +6,7 @@
 #include "kernels/cuda/cuda.h"
 
 #define MAX_EXPERTS   256
-#define GROUP_THREADS 256
+#define GROUP_THREADS 512
 
 /* A warp's row; lane l holds experts l, l + 32, ... All lanes get all results. */
 __device__ __forceinline__ void choose(const uint16_t *score, uint32_t n_experts, uint32_t k,
@@ -94,38 +94,91 @@ void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream)
     }
 }
 
-/* The row's choices as local experts; those of other ranks, and of rows that do not live, wrap to large numbers. */
+#define SPAN 16 /* rows of a thread that a block of grouping knows by heart at a time */
+
+/* The row's choices as local experts; those of other ranks, and of rows that do not live, wrap to large numbers.
+ * FOUR: k is 4, and a row's choices one vector. */
+template <bool FOUR>
 __device__ __forceinline__ void load_choices(const struct dmk_moe_group_args &a, uint32_t row, uint32_t n_live,
                                              uint32_t (&e)[DMK_MAX_TOPK])
 {
+    if constexpr (FOUR) {
+        const uint4 none = make_uint4(DMK_NONE, DMK_NONE, DMK_NONE, DMK_NONE);
+        const uint4 v = row < n_live ? ((const uint4 *)a.ids)[row] : none;
+        const uint32_t off = row < n_live ? a.expert_first : 0;
+        e[0] = v.x - off, e[1] = v.y - off, e[2] = v.z - off, e[3] = v.w - off;
+        e[4] = e[5] = e[6] = e[7] = DMK_NONE;
+    } else {
 #pragma unroll
-    for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-        e[i] = row < n_live && i < a.k ? a.ids[(size_t)row * a.k + i] - a.expert_first : DMK_NONE;
+        for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
+            e[i] = row < n_live && i < a.k ? a.ids[(size_t)row * a.k + i] - a.expert_first : DMK_NONE;
+        }
     }
 }
 
-__global__ void __launch_bounds__(GROUP_THREADS) group_kernel(struct dmk_moe_group_args a)
+/* What a thread knows of its rows (first + threadIdx.x + i * GROUP_THREADS): bit i of own says that one of row i's choices
+ * is the block's expert, four bits each which one, and its place among the row's local ones. */
+struct span {
+    uint32_t own;
+    uint64_t which, rank;
+};
+
+/* before += choices of lower experts. */
+template <bool FOUR>
+__device__ __forceinline__ struct span read_span(const struct dmk_moe_group_args &a, uint32_t first, uint32_t n_live,
+                                                 uint32_t expert, uint32_t *before)
 {
-    __shared__ uint32_t warp_count[GROUP_THREADS / 32], total[2];
+    struct span s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < SPAN; i++) {
+        const uint32_t row = first + threadIdx.x + i * GROUP_THREADS;
+        uint32_t e[DMK_MAX_TOPK], rank = 0, n_local = 0;
+        load_choices<FOUR>(a, row, n_live, e);
+#pragma unroll
+        for (uint32_t c = 0; c < (FOUR ? 4 : DMK_MAX_TOPK); c++) {
+            rank += e[c] < expert;
+            n_local += e[c] < a.n_experts;
+            if (e[c] == expert) {
+                s.own |= 1u << i;
+                s.which |= (uint64_t)c << (4 * i);
+            }
+        }
+        s.rank |= (uint64_t)rank << (4 * i);
+        *before += rank;
+        if (expert == 0 && row < a.n_rows) {
+            for (uint32_t c = n_local; c < a.k; c++) {
+                a.plan.row_slots[(size_t)row * a.k + c] = DMK_NONE;
+            }
+        }
+    }
+    return s;
+}
+
+/* A block an expert. */
+template <bool FOUR> __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(struct dmk_moe_group_args a)
+{
+    constexpr uint32_t WARPS = GROUP_THREADS / 32, ROWS = SPAN * GROUP_THREADS;
+    __shared__ uint32_t count[SPAN * WARPS], total[2];
     dmk_pdl_wait();
     dmk_pdl_next();
     const uint32_t expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t n_live = a.n_live ? *a.n_live : a.n_rows;
-    uint32_t e[DMK_MAX_TOPK], before = 0, own = 0;
+    uint32_t before = 0, own = 0;
+    struct span s = {};
     if (threadIdx.x < 2) {
         total[threadIdx.x] = 0;
     }
     __syncthreads();
-    for (uint32_t row = threadIdx.x; row < n_live; row += GROUP_THREADS) {
-        load_choices(a, row, n_live, e);
-#pragma unroll
-        for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-            before += e[i] < expert;
-            own += e[i] == expert;
-        }
+    for (uint32_t first = 0; first < a.n_rows; first += ROWS) {
+        s = read_span<FOUR>(a, first, n_live, expert, &before);
+        own += __popc(s.own);
     }
-    atomicAdd(&total[0], before); /* sums of whole numbers: any order gives the same */
-    atomicAdd(&total[1], own);
+    before = __reduce_add_sync(0xffffffffu, before); /* of whole numbers: any order gives the same */
+    own = __reduce_add_sync(0xffffffffu, own);
+    if (lane == 0) {
+        atomicAdd(&total[0], before);
+        atomicAdd(&total[1], own);
+    }
     __syncthreads();
     uint32_t next = total[0];
     if (threadIdx.x == 0) {
@@ -134,45 +187,62 @@ __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(struct dmk_moe_gro
             a.plan.expert_begin[a.n_experts] = next + total[1];
         }
     }
-    for (uint32_t first = 0; first < a.n_rows; first += GROUP_THREADS) {
-        const uint32_t row = first + threadIdx.x;
-        load_choices(a, row, n_live, e);
-        uint32_t which = DMK_NONE, rank = 0, n_local = 0;
+    for (uint32_t first = 0; first < a.n_rows; first += ROWS) {
+        if (a.n_rows > ROWS) {
+            s = read_span<FOUR>(a, first, n_live, expert, &before);
+        }
+        uint32_t ballots[SPAN];
 #pragma unroll
-        for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-            which = e[i] == expert ? i : which;
-            rank += e[i] < expert;
-            n_local += e[i] < a.n_experts;
-        }
-        const uint32_t ballot = __ballot_sync(0xffffffffu, which != DMK_NONE);
-        if (lane == 0) {
-            warp_count[warp] = __popc(ballot);
-        }
-        __syncthreads();
-        uint32_t slot = next + __popc(ballot & ((1u << lane) - 1));
-#pragma unroll
-        for (uint32_t w = 0; w < GROUP_THREADS / 32; w++) {
-            slot += w < warp ? warp_count[w] : 0;
-            next += warp_count[w];
-        }
-        __syncthreads();
-        if (which != DMK_NONE) {
-            a.plan.slot_row[slot] = row;
-            a.plan.slot_weight[slot] = a.weights[(size_t)row * a.k + which];
-            a.plan.slot_group[slot] = expert / a.experts_per_group;
-            a.plan.row_slots[(size_t)row * a.k + rank] = slot;
-        }
-        if (expert == 0 && row < a.n_rows) {
-            for (uint32_t i = n_local; i < a.k; i++) {
-                a.plan.row_slots[(size_t)row * a.k + i] = DMK_NONE;
+        for (uint32_t i = 0; i < SPAN; i++) {
+            ballots[i] = __ballot_sync(0xffffffffu, s.own >> i & 1);
+            if (lane == 0) {
+                count[i * WARPS + warp] = __popc(ballots[i]);
             }
         }
+        __syncthreads();
+        /* Sums of all counts before each, a warp's work. */
+        if (warp == 0) {
+            uint32_t sum = 0, mine[SPAN * WARPS / 32];
+#pragma unroll
+            for (uint32_t i = 0; i < SPAN * WARPS / 32; i++) {
+                mine[i] = sum;
+                sum += count[lane * (SPAN * WARPS / 32) + i];
+            }
+            uint32_t up = sum;
+#pragma unroll
+            for (uint32_t d = 1; d < 32; d <<= 1) {
+                const uint32_t below = __shfl_up_sync(0xffffffffu, up, d);
+                up += lane >= d ? below : 0;
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < SPAN * WARPS / 32; i++) {
+                count[lane * (SPAN * WARPS / 32) + i] = next + up - sum + mine[i];
+            }
+            if (lane == 31) {
+                total[0] = next + up;
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < SPAN; i++) {
+            if (s.own >> i & 1) {
+                const uint32_t row = first + threadIdx.x + i * GROUP_THREADS;
+                const uint32_t slot = count[i * WARPS + warp] + __popc(ballots[i] & ((1u << lane) - 1));
+                a.plan.slot_row[slot] = row;
+                a.plan.slot_weight[slot] = a.weights[(size_t)row * a.k + (s.which >> (4 * i) & 15)];
+                a.plan.slot_group[slot] = expert / a.experts_per_group;
+                a.plan.row_slots[(size_t)row * a.k + (s.rank >> (4 * i) & 15)] = slot;
+            }
+        }
+        next = total[0];
+        __syncthreads();
     }
 }
 
 void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream)
 {
-    dmk_cuda_launch(stream, group_kernel, args->n_experts, GROUP_THREADS, 0, *args);
+    const bool four = args->k == 4 && (uintptr_t)args->ids % 16 == 0;
+    dmk_cuda_launch(stream, four ? group_kernel<true> : group_kernel<false>, args->n_experts, GROUP_THREADS, 0, *args);
 }
 
 #define FEW_ROWS    128

@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda.h"
 
 #define ROW_THREADS 384
+#define ROPE_THREADS 320
 #define MAX_VEC     2 /* vectors of 8 elements a thread holds: hidden up to 6144 */
 
 __global__ void embed_kernel(struct dmk_embed_args a)
@@ -159,6 +160,13 @@ __device__ __forceinline__ void meet(const struct dmk_meeting &m)
     __syncthreads();
 }
 
+__device__ __forceinline__ void load_bf16(float (&y)[8], const uint16_t *from)
+{
+    const uint4 v = *(const uint4 *)from;
+    y[0] = dmk_lo(v.x), y[1] = dmk_hi(v.x), y[2] = dmk_lo(v.y), y[3] = dmk_hi(v.y);
+    y[4] = dmk_lo(v.z), y[5] = dmk_hi(v.z), y[6] = dmk_lo(v.w), y[7] = dmk_hi(v.w);
+}
+
 /* The tree over the sums of R ranks; all loads are under way before the first addition. */
 template <int R>
 __device__ __forceinline__ void load_tree(float (&sum)[8], const struct dmk_add_norm_args &a, size_t at)
@@ -181,7 +189,7 @@ __device__ __forceinline__ void load_tree(float (&sum)[8], const struct dmk_add_
     }
 }
 
-/* residual, and with a scale the norm of the new x. */
+/* residual, and with a scale the norm of the new x. R 0: the sum is whole. */
 template <int R> __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(struct dmk_add_norm_args a)
 {
     dmk_pdl_wait();
@@ -194,9 +202,13 @@ template <int R> __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(
         const uint32_t at = threadIdx.x + i * ROW_THREADS;
         if (at < a.hidden / 8) {
             float sum[8];
-            load_tree<R>(sum, a, (size_t)blockIdx.x * a.hidden + at * 8);
-            if (a.bias) {
-                add_bias(sum, a.bias + at * 8);
+            if constexpr (R == 0) {
+                load_bf16(sum, a.whole + (size_t)blockIdx.x * a.hidden + at * 8);
+            } else {
+                load_tree<R>(sum, a, (size_t)blockIdx.x * a.hidden + at * 8);
+                if (a.bias) {
+                    add_bias(sum, a.bias + at * 8);
+                }
             }
             x[i] = add_vec(((const uint4 *)row)[at], sum);
             ((uint4 *)row)[at] = x[i];
@@ -209,7 +221,8 @@ template <int R> __global__ void __launch_bounds__(ROW_THREADS) add_norm_kernel(
 
 void dmk_cuda_add_norm(const struct dmk_add_norm_args *args, struct dmk_stream *stream)
 {
-    void (*kernel)(struct dmk_add_norm_args) = args->n_ranks == 1   ? add_norm_kernel<1>
+    void (*kernel)(struct dmk_add_norm_args) = args->whole          ? add_norm_kernel<0>
+                                               : args->n_ranks == 1 ? add_norm_kernel<1>
                                                : args->n_ranks == 2 ? add_norm_kernel<2>
                                                : args->n_ranks == 4 ? add_norm_kernel<4>
                                                                     : add_norm_kernel<8>;
@@ -240,23 +253,20 @@ __device__ __forceinline__ void fold(float (&to)[8], float (&from)[8])
     }
 }
 
-/* combine (all groups of the model), residual, norm. Sums over experts as dmk_moe_combine_args says. */
-__global__ void __launch_bounds__(ROW_THREADS) combine_norm_kernel(struct dmk_combine_norm_args a)
+/* combine (all groups of the model), residual, norm. Sums over experts as dmk_moe_combine_args says. K: choices of
+ * a row at most. All loads of a row begin before the first is used. */
+template <uint32_t K>
+__global__ void __launch_bounds__(ROW_THREADS, K > 4 ? 1 : 2) combine_norm_kernel(struct dmk_combine_norm_args a)
 {
     dmk_pdl_wait();
     dmk_pdl_next();
     const struct dmk_moe_combine_args &c = a.combine;
     const uint32_t *slots = c.plan.row_slots + (size_t)blockIdx.x * c.k;
-    uint32_t slot[DMK_MAX_TOPK], group[DMK_MAX_TOPK], n = 0;
-    float weight[DMK_MAX_TOPK];
+    uint32_t slot[K], group[K];
+    float weight[K];
 #pragma unroll
-    for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
+    for (uint32_t i = 0; i < K; i++) {
         slot[i] = i < c.k ? slots[i] : DMK_NONE;
-        if (slot[i] != DMK_NONE) {
-            n++;
-            group[i] = c.plan.slot_group[slot[i]];
-            weight[i] = c.plan.slot_weight[slot[i]];
-        }
     }
     uint16_t *row = a.x ? a.x + (size_t)blockIdx.x * c.hidden : NULL;
     uint4 x[MAX_VEC];
@@ -266,12 +276,31 @@ __global__ void __launch_bounds__(ROW_THREADS) combine_norm_kernel(struct dmk_co
         if (at >= c.hidden / 8) {
             continue;
         }
+        float y[K][8];
+        if (row) {
+            x[v] = ((const uint4 *)row)[at];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < K; i++) {
+            if (slot[i] != DMK_NONE) {
+                load_sum(y[i], c.y + (size_t)slot[i] * c.hidden + at * 8);
+            }
+        }
+        if (v == 0) {
+#pragma unroll
+            for (uint32_t i = 0; i < K; i++) {
+                if (slot[i] != DMK_NONE) {
+                    group[i] = c.plan.slot_group[slot[i]];
+                    weight[i] = c.plan.slot_weight[slot[i]];
+                }
+            }
+        }
         /* Groups ascend, so the tree is walked from left to right: a finished leaf joins its pair, a finished
          * pair its four, a finished four the whole. What is empty is +0, as in the full tree. */
         float leaf[8] = {}, two[8] = {}, four[8] = {}, sum[8] = {};
 #pragma unroll
-        for (uint32_t i = 0; i < DMK_MAX_TOPK; i++) {
-            if (i >= n) {
+        for (uint32_t i = 0; i < K; i++) {
+            if (slot[i] == DMK_NONE) {
                 break;
             }
             if (i > 0 && group[i] != group[i - 1]) {
@@ -283,18 +312,16 @@ __global__ void __launch_bounds__(ROW_THREADS) combine_norm_kernel(struct dmk_co
                     }
                 }
             }
-            float y[8];
-            load_sum(y, c.y + (size_t)slot[i] * c.hidden + at * 8);
 #pragma unroll
             for (int e = 0; e < 8; e++) {
-                leaf[e] = fmaf(weight[i], y[e], leaf[e]);
+                leaf[e] = fmaf(weight[i], y[i][e], leaf[e]);
             }
         }
         fold(two, leaf);
         fold(four, two);
         fold(sum, four);
         if (row) {
-            x[v] = add_vec(((const uint4 *)row)[at], sum);
+            x[v] = add_vec(x[v], sum);
             ((uint4 *)row)[at] = x[v];
         } else {
             float4 *out = (float4 *)(c.out + (size_t)blockIdx.x * c.hidden + at * 8);
@@ -310,7 +337,8 @@ __global__ void __launch_bounds__(ROW_THREADS) combine_norm_kernel(struct dmk_co
 void dmk_cuda_combine_norm(const struct dmk_combine_norm_args *args, struct dmk_stream *stream)
 {
     if (args->combine.n_rows > 0) {
-        dmk_cuda_launch(stream, combine_norm_kernel, args->combine.n_rows, ROW_THREADS, 0, *args);
+        dmk_cuda_launch(stream, args->combine.k <= 4 ? combine_norm_kernel<4> : combine_norm_kernel<DMK_MAX_TOPK>,
+                        args->combine.n_rows, ROW_THREADS, 0, *args);
     }
 }
 
@@ -387,33 +415,45 @@ void dmk_cuda_rope(const struct dmk_rope_args *args, struct dmk_stream *stream)
     }
 }
 
-/* Half a warp a head; a thread turns the pairs (i, i + 32) and (i + 1, i + 33). */
-__global__ void __launch_bounds__(640) rope_write_kernel(struct dmk_rope_write_args a)
+/* turn() of two pairs: the low and the high halves of x and y. */
+__device__ __forceinline__ void turn_pairs(uint32_t *x, uint32_t *y, float4 cs)
+{
+    uint16_t l0, l1, h0, h1;
+    turn(dmk_lo(*x), dmk_lo(*y), cs.x, cs.y, &l0, &h0);
+    turn(dmk_hi(*x), dmk_hi(*y), cs.z, cs.w, &l1, &h1);
+    *x = l0 | (uint32_t)l1 << 16;
+    *y = h0 | (uint32_t)h1 << 16;
+}
+
+/* Four threads a head; a thread turns the eight pairs (i, i + 32) .. (i + 7, i + 39). */
+__global__ void __launch_bounds__(ROPE_THREADS) rope_write_kernel(struct dmk_rope_write_args a)
 {
     dmk_pdl_wait();
     dmk_pdl_next();
-    const uint32_t t = blockIdx.x, i = threadIdx.x % 16 * 2;
+    const uint32_t t = blockIdx.x, i = threadIdx.x % 4 * 8;
     const uint32_t n_turned = a.n_q_heads + a.n_kv_heads, n_heads = n_turned + a.n_kv_heads;
-    const float4 cs = *(const float4 *)(a.table + ((size_t)a.positions[t] * 32 + i) * 2);
+    const float4 *table = (const float4 *)(a.table + ((size_t)a.positions[t] * 32 + i) * 2);
+    const float4 cs[4] = {table[0], table[1], table[2], table[3]};
     const uint32_t page = a.pages ? a.row_page[t] : DMK_NONE;
     const size_t slot = page == DMK_NONE ? 0 : a.row_slot[t];
-    for (uint32_t h = threadIdx.x / 16; h < n_heads; h += blockDim.x / 16) {
-        uint32_t *x = (uint32_t *)(a.qkv + ((size_t)t * n_heads + h) * 64 + i);
-        uint32_t lo = x[0], hi = x[16];
+    for (uint32_t h = threadIdx.x / 4; h < n_heads; h += ROPE_THREADS / 4) {
+        uint4 *x = (uint4 *)(a.qkv + ((size_t)t * n_heads + h) * 64 + i);
+        uint4 lo = x[0], hi = x[4];
         if (h < n_turned) {
-            uint16_t l0, l1, h0, h1;
-            turn(dmk_lo(lo), dmk_lo(hi), cs.x, cs.y, &l0, &h0);
-            turn(dmk_hi(lo), dmk_hi(hi), cs.z, cs.w, &l1, &h1);
-            x[0] = lo = l0 | (uint32_t)l1 << 16;
-            x[16] = hi = h0 | (uint32_t)h1 << 16;
+            turn_pairs(&lo.x, &hi.x, cs[0]);
+            turn_pairs(&lo.y, &hi.y, cs[1]);
+            turn_pairs(&lo.z, &hi.z, cs[2]);
+            turn_pairs(&lo.w, &hi.w, cs[3]);
+            x[0] = lo;
+            x[4] = hi;
         }
         if (h >= a.n_q_heads && page != DMK_NONE) {
             const uint32_t kv = h - a.n_q_heads, head = kv % a.n_kv_heads;
             const size_t part = kv / a.n_kv_heads * 64; /* values stand 64 rows after the keys */
-            uint32_t *to = (uint32_t *)(a.pages + ((size_t)head * a.n_pages + page) * a.page_bytes +
-                                        ((part + slot) * 64 + i) * 2);
+            uint4 *to = (uint4 *)(a.pages + ((size_t)head * a.n_pages + page) * a.page_bytes +
+                                  ((part + slot) * 64 + i) * 2);
             to[0] = lo;
-            to[16] = hi;
+            to[4] = hi;
         }
     }
 }
@@ -421,7 +461,7 @@ __global__ void __launch_bounds__(640) rope_write_kernel(struct dmk_rope_write_a
 void dmk_cuda_rope_write(const struct dmk_rope_write_args *args, struct dmk_stream *stream)
 {
     if (args->n_rows > 0) {
-        dmk_cuda_launch(stream, rope_write_kernel, args->n_rows, 640, 0, *args);
+        dmk_cuda_launch(stream, rope_write_kernel, args->n_rows, ROPE_THREADS, 0, *args);
     }
 }
 

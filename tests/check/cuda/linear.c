@@ -56,10 +56,10 @@ static void compare(struct device *d, const struct product *p, uint32_t n_rows)
 }
 
 /* Rows of one large call, again in calls of every kind of size. */
-static void company(struct device *d, const struct product *p)
+static void company(struct device *d, const struct product *p, uint32_t n_rows)
 {
     char what[96];
-    const uint32_t n_rows = 300, sizes[] = {1, 8, 9, 31, 64, 100, 128, 129, 300};
+    const uint32_t sizes[] = {1, 8, 9, 31, 64, 100, 128, 129, 300};
     const size_t k = (size_t)p->k * p->n_slices, row = (size_t)p->n_out * (p->f32 ? 4 : 2);
     struct twin w = twin_bf16(d, p->n_out * k, 0.1f), b = twin_bf16(d, p->n_out, 0.5f),
                 x = twin_bf16(d, n_rows * k, 2.0f), y = twin_new(d, n_rows * row);
@@ -71,8 +71,8 @@ static void company(struct device *d, const struct product *p)
         struct dmk_linear_args args = make_args(p, w, b, x, part, sizes[i], false);
         args.x += first * k;
         d->cuda.linear(&args, d->stream);
-        snprintf(what, sizeof(what), "company: %u rows of 300, n_out %u, k %u x %u", sizes[i],
-                 p->n_out, p->n_slices, p->k);
+        snprintf(what, sizeof(what), "company: %u rows of %u, n_out %u, k %u x %u", sizes[i],
+                 n_rows, p->n_out, p->n_slices, p->k);
         expect_same(d, part.dev, (char *)y.dev + first * row, sizes[i] * row, what);
     }
     device_end(d, "company");
@@ -140,10 +140,19 @@ void check_linear(struct device *d)
                 compare(d, &small[i], rows[r]);
             }
         }
-        company(d, &small[i]);
+        company(d, &small[i], 300);
     }
     compare(d, &router, 3);
-    company(d, &qkv);
-    company(d, &o);
-    company(d, &router);
+    company(d, &qkv, 300);
+    company(d, &o, 300);
+    company(d, &router, 300);
+    /* Numbers of rows that get other tiles. */
+    const struct product wide = {5120, 64, 1, false, true}, tree = {2880, 64, 8, true, false},
+                         rounded = {2880, 64, 8, false, true};
+    const uint32_t many[] = {1024, 8192};
+    for (size_t i = 0; i < 2; i++) {
+        company(d, &wide, many[i]);
+        company(d, &tree, many[i]);
+        company(d, &rounded, many[i]);
+    }
 }

@@ -79,6 +79,32 @@ static void add_norm(struct device *d, uint32_t n_rows, uint32_t hidden, bool bi
     device_end(d, "add_norm");
 }
 
+/* A sum that one rank has rounded itself; then it is added without a bias. */
+static void add_whole(struct device *d, uint32_t n_rows, uint32_t hidden)
+{
+    const size_t n = (size_t)n_rows * hidden;
+    struct twin x = twin_bf16(d, n, 4.0f), whole = twin_bf16(d, n, 3.0f), sum = twin_new(d, n * 4),
+                scale = twin_bf16(d, hidden, 1.5f), y = twin_new(d, n * 2);
+    for (size_t i = 0; i < n; i++) {
+        ((float *)sum.host)[i] = dmk_bf16_to_f32(((const uint16_t *)whole.host)[i]);
+    }
+    twin_send(d, sum);
+    d->ref.residual(&(struct dmk_residual_args){x.host, sum.host, NULL, n_rows, hidden}, NULL);
+    d->ref.rmsnorm(
+        &(struct dmk_rmsnorm_args){x.host, NULL, scale.host, y.host, n_rows, hidden, 1e-5f}, NULL);
+    d->cuda.add_norm(&(struct dmk_add_norm_args){.x = x.dev,
+                                                 .whole = whole.dev,
+                                                 .scale = scale.dev,
+                                                 .y = y.dev,
+                                                 .n_rows = n_rows,
+                                                 .hidden = hidden,
+                                                 .eps = 1e-5f},
+                     d->stream);
+    expect_bits(d, x, "add_norm, whole: x");
+    expect_bf16(d, y, NORM_L2, NORM_WORST, "add_norm, whole: y");
+    device_end(d, "add_norm, whole");
+}
+
 /* Rows of several groups, some of them without rows and with padding; a rank's experts in the middle. */
 static void gather(struct device *d, uint32_t n_groups, uint32_t hidden)
 {
@@ -261,9 +287,20 @@ static void bench(struct device *d, uint32_t n)
     const uint32_t H = 2880;
     struct twin x = twin_device(d, (size_t)n * H * 2), sum = twin_device(d, (size_t)n * H * 4),
                 scale = twin_bf16(d, H, 1.0f), y = twin_device(d, (size_t)n * H * 2);
-    struct dmk_add_norm_args args = {x.dev, {sum.dev}, 1, scale.dev, scale.dev, y.dev, n, H, 1e-5f};
+    struct dmk_add_norm_args args = {.x = x.dev,
+                                     .sum = {sum.dev},
+                                     .n_ranks = 1,
+                                     .bias = scale.dev,
+                                     .scale = scale.dev,
+                                     .y = y.dev,
+                                     .n_rows = n,
+                                     .hidden = H,
+                                     .eps = 1e-5f};
     snprintf(what, sizeof(what), "add_norm %u x %u", n, H);
     device_bench(d, what, run_add_norm, &args, (double)n * H * 10, 0);
+    args.whole = sum.dev;
+    snprintf(what, sizeof(what), "add_norm, whole %u x %u", n, H);
+    device_bench(d, what, run_add_norm, &args, (double)n * H * 8, 0);
     device_end(d, what);
 }
 
@@ -286,6 +323,7 @@ void check_rows(struct device *d)
             for (uint32_t ranks = 1; ranks <= 8; ranks *= 2) {
                 add_norm(d, rows[i], hiddens[h], i % 2, ranks);
             }
+            add_whole(d, rows[i], hiddens[h]);
             residual(d, rows[i], hiddens[h]);
         }
         rope(d, rows[i], 1 + draw_u32(d, 70));

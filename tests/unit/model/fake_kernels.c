@@ -98,7 +98,10 @@ static void run_add_norm(const void *args)
     const struct dmk_add_norm_args *a = args;
     const size_t n = (size_t)a->n_rows * a->hidden;
     float *sum = new_room(n * sizeof(*sum));
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; a->whole && i < n; i++) {
+        sum[i] = dmk_bf16_to_f32(a->whole[i]);
+    }
+    for (size_t i = 0; !a->whole && i < n; i++) {
         float leaf[DMK_MAX_SOURCES] = {0};
         for (uint32_t r = 0; r < a->n_ranks; r++) {
             leaf[r] = a->sum[r][i];
@@ -110,7 +113,9 @@ static void run_add_norm(const void *args)
         }
         sum[i] = leaf[0];
     }
-    host()->residual(&(struct dmk_residual_args){a->x, sum, a->bias, a->n_rows, a->hidden}, here());
+    host()->residual(
+        &(struct dmk_residual_args){a->x, sum, a->whole ? NULL : a->bias, a->n_rows, a->hidden},
+        here());
     if (a->scale) {
         host()->rmsnorm(
             &(struct dmk_rmsnorm_args){a->x, NULL, a->scale, a->y, a->n_rows, a->hidden, a->eps},
