@@ -167,12 +167,14 @@ int dmk_ebnf_add(struct dmk_build *build, struct dmk_str grammar, uint32_t *ret_
     struct dmk_ebnf *g = calloc(1, sizeof(*g));
     struct scratch *scratch = calloc(1, sizeof(*scratch));
     uint32_t root = 0;
-    int r = 0;
+    int r;
 
     if (!g || !scratch) {
-        r = dmk_error_set(reterr, -DMK_ENOMEM, "no memory to read the grammar");
+        free(scratch);
+        free(g);
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory to read the grammar");
     }
-    r = r < 0 ? r : dmk_ebnf__read(grammar, g, reterr);
+    r = dmk_ebnf__read(grammar, g, reterr);
     r = r < 0 ? r : find_root(g, &root, reterr);
     if (r == 0) {
         find_nullable(g, scratch);

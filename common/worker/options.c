@@ -123,7 +123,7 @@ int dmk_worker_options_check(const struct dmk_worker_conf *c, bool prefill,
 static int find_shape(const struct dmk_worker_conf *c, struct dmk_shape *ret,
                       struct dmk_error *reterr)
 {
-    struct dmk_config config;
+    struct dmk_config config = {0};
     struct dmk_checkpoint *checkpoint = NULL;
     int r;
 
@@ -135,17 +135,18 @@ static int find_shape(const struct dmk_worker_conf *c, struct dmk_shape *ret,
         r = dmk_config_load(dmk_checkpoint_dir(checkpoint), c->model, &config, reterr);
         dmk_checkpoint_close(&checkpoint);
     }
-    if (r == 0) {
-        *ret = config.shape;
+    if (r < 0) {
+        return r;
     }
-    return r;
+    *ret = config.shape;
+    return 0;
 }
 
 int dmk_worker_options_size_pools(struct dmk_worker_conf *c, uint32_t n_sequences,
                                   struct dmk_error *reterr)
 {
-    struct dmk_shape shape;
-    uint64_t heads_bytes, full, window, n_window, n_full;
+    struct dmk_shape shape = {0};
+    uint64_t heads_bytes, full, window, n_window, n_full, rings;
     int r;
 
     if (c->kv_memory == 0) {
@@ -162,13 +163,14 @@ int dmk_worker_options_size_pools(struct dmk_worker_conf *c, uint32_t n_sequence
     n_window = n_window > (uint64_t)DMK_WINDOW_RING * n_sequences
                    ? n_window
                    : (uint64_t)DMK_WINDOW_RING * n_sequences;
-    if (n_window * window + MIN_PAGES * full > c->kv_memory) {
+    rings = n_window * window;
+    if (rings + MIN_PAGES * full > c->kv_memory) {
         return dmk_error_set(
             reterr, -DMK_EINVAL,
             "kv-memory is %llu bytes: %u sequences need %llu of them for their windows alone",
-            (unsigned long long)c->kv_memory, n_sequences, (unsigned long long)(n_window * window));
+            (unsigned long long)c->kv_memory, n_sequences, (unsigned long long)rings);
     }
-    n_full = (c->kv_memory - n_window * window) / full;
+    n_full = full ? (c->kv_memory - rings) / full : c->full_pages; /* one layer: no full one */
     c->window_pages = n_window < MAX_PAGES ? (uint32_t)n_window : MAX_PAGES;
     c->full_pages = n_full < MAX_PAGES ? (uint32_t)n_full : MAX_PAGES;
     return 0;
