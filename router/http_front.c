@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/base/assert.h"
+#include "common/base/spell.h"
 #include "common/http/http.h"
 #include "router/router.h"
 #include "router/sse.h"
@@ -301,14 +302,6 @@ static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, st
     start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
 }
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* A name as a path spells it (openai%2Fgpt-oss): undone once, then a text to be compared and no more. False: it is
  * too long, or holds what no name holds. */
 static bool read_name(struct dmk_str path, char ret[DMK_ASK_MAX_MODEL_BYTES + 1])
@@ -319,8 +312,8 @@ static bool read_name(struct dmk_str path, char ret[DMK_ASK_MAX_MODEL_BYTES + 1]
         unsigned char c = (unsigned char)path.data[i];
 
         if (c == '%') {
-            const int high = i + 2 < path.len ? hex_digit(path.data[i + 1]) : -1;
-            const int low = i + 2 < path.len ? hex_digit(path.data[i + 2]) : -1;
+            const int high = i + 2 < path.len ? dmk_hex_digit(path.data[i + 1]) : -1;
+            const int low = i + 2 < path.len ? dmk_hex_digit(path.data[i + 2]) : -1;
 
             if (high < 0 || low < 0) {
                 return false;

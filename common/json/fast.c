@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "common/base/spell.h"
 
 #define DEPTH_MAX  64
 #define KEY_BYTES  128 /* with NUL */
@@ -72,52 +73,10 @@ static const char *plain_end(const char *p, const char *end, uint64_t *seen)
     return p;
 }
 
-static int hex4(const char *p)
-{
-    int value = 0;
-
-    for (int i = 0; i < 4; i++) {
-        const char c = p[i];
-
-        if (c >= '0' && c <= '9') {
-            value = value * 16 + (c - '0');
-        } else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') {
-            value = value * 16 + ((c | 0x20) - 'a' + 10);
-        } else {
-            return -1;
-        }
-    }
-    return value;
-}
-
-static size_t put_utf8(char *out, uint32_t code)
-{
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (char)(0xc0 | code >> 6);
-        out[1] = (char)(0x80 | (code & 63));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (char)(0xe0 | code >> 12);
-        out[1] = (char)(0x80 | (code >> 6 & 63));
-        out[2] = (char)(0x80 | (code & 63));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | code >> 18);
-    out[1] = (char)(0x80 | (code >> 12 & 63));
-    out[2] = (char)(0x80 | (code >> 6 & 63));
-    out[3] = (char)(0x80 | (code & 63));
-    return 4;
-}
-
 /* The escape \uXXXX whose digits start at r->p, with its second half; 0 for what is no whole character. */
 static uint32_t read_unicode(struct reader *r)
 {
-    int code = r->end - r->p >= 4 ? hex4(r->p) : -1, low;
+    int code = r->end - r->p >= 4 ? (int)dmk_hex_value(r->p, 4) : -1, low;
 
     if (code <= 0 || (code >= 0xdc00 && code < 0xe000)) {
         return 0;
@@ -129,7 +88,7 @@ static uint32_t read_unicode(struct reader *r)
     if (r->end - r->p < 6 || r->p[0] != '\\' || r->p[1] != 'u') {
         return 0;
     }
-    low = hex4(r->p + 2);
+    low = (int)dmk_hex_value(r->p + 2, 4);
     if (low < 0xdc00 || low >= 0xe000) {
         return 0;
     }
@@ -158,7 +117,7 @@ static size_t read_escape(struct reader *r, char *out, bool *ascii)
     }
     code = read_unicode(r);
     *ascii = *ascii && code < 0x80;
-    return code ? put_utf8(out, code) : 0;
+    return code ? dmk_utf8_put(code, (uint8_t *)out) : 0;
 }
 
 /* A string with escapes; r->p stands on the first of them, start is behind the quote. */

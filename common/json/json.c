@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "common/base/spell.h"
 
 #define MIN_WIDE_DIGITS 19 /* of the numbers that may not fit into 64 bits */
 
@@ -38,30 +39,11 @@ static bool is_too_deep(struct dmk_str text, uint32_t max_depth)
     return false;
 }
 
-/* The value of four hexadecimal digits at text, or -1. */
-static int read_hex4(const char *text)
-{
-    int value = 0;
-
-    for (int i = 0; i < 4; i++) {
-        const char c = text[i];
-
-        if (c >= '0' && c <= '9') {
-            value = value * 16 + (c - '0');
-        } else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') {
-            value = value * 16 + ((c | 0x20) - 'a' + 10);
-        } else {
-            return -1;
-        }
-    }
-    return value;
-}
-
 /* The value of the escape \\uXXXX at text[at], or -1. */
 static int read_escape(struct dmk_str text, size_t at)
 {
     return at + 6 <= text.len && text.data[at] == '\\' && text.data[at + 1] == 'u'
-               ? read_hex4(text.data + at + 2)
+               ? (int)dmk_hex_value(text.data + at + 2, 4)
                : -1;
 }
 

@@ -3,6 +3,7 @@
 
 #include <string.h>
 #include "common/base/assert.h"
+#include "common/base/spell.h"
 
 #define SURROGATE_FIRST 0xd800u
 #define SURROGATE_LAST  0xdfffu
@@ -114,36 +115,12 @@ static void join_byte(struct dmk_build *b, uint8_t first, uint8_t last, bool tic
     }
 }
 
-static unsigned utf8_put(uint32_t code, uint8_t out[4])
-{
-    if (code < 0x80) {
-        out[0] = (uint8_t)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (uint8_t)(0xc0 | code >> 6);
-        out[1] = (uint8_t)(0x80 | (code & 63));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (uint8_t)(0xe0 | code >> 12);
-        out[1] = (uint8_t)(0x80 | (code >> 6 & 63));
-        out[2] = (uint8_t)(0x80 | (code & 63));
-        return 3;
-    }
-    out[0] = (uint8_t)(0xf0 | code >> 18);
-    out[1] = (uint8_t)(0x80 | (code >> 12 & 63));
-    out[2] = (uint8_t)(0x80 | (code >> 6 & 63));
-    out[3] = (uint8_t)(0x80 | (code & 63));
-    return 4;
-}
-
 /* A range whose ends differ only where every byte behind is free: one chain of byte ranges. */
 static void join_sequence(struct dmk_build *b, uint32_t first, uint32_t last, bool tick,
                           uint32_t from, uint32_t to)
 {
     uint8_t x[4], y[4];
-    const unsigned n = utf8_put(first, x), n_last = utf8_put(last, y);
+    const size_t n = dmk_utf8_put(first, x), n_last = dmk_utf8_put(last, y);
     uint32_t at = from;
 
     dmk_assert(n == n_last);

@@ -2,6 +2,7 @@
 #include "common/schema/ebnf_read.h"
 
 #include <string.h>
+#include "common/base/spell.h"
 
 /* ---------------------------------------------------------------- nodes */
 
@@ -91,22 +92,12 @@ static void add_byte(struct dmk_ebnf_reader *r, uint32_t *inout_at, uint32_t byt
 
 static void add_utf8(struct dmk_ebnf_reader *r, uint32_t *inout_at, uint32_t code)
 {
-    if (code < 0x80) {
-        add_byte(r, inout_at, code);
-        return;
+    uint8_t bytes[4];
+    const size_t n = dmk_utf8_put(code, bytes);
+
+    for (size_t i = 0; i < n; i++) {
+        add_byte(r, inout_at, bytes[i]);
     }
-    if (code < 0x800) {
-        add_byte(r, inout_at, 0xc0 | code >> 6);
-    } else {
-        if (code < 0x10000) {
-            add_byte(r, inout_at, 0xe0 | code >> 12);
-        } else {
-            add_byte(r, inout_at, 0xf0 | code >> 18);
-            add_byte(r, inout_at, 0x80 | (code >> 12 & 0x3f));
-        }
-        add_byte(r, inout_at, 0x80 | (code >> 6 & 0x3f));
-    }
-    add_byte(r, inout_at, 0x80 | (code & 0x3f));
 }
 
 static int read_text(struct dmk_ebnf_reader *r, struct dmk_ebnf_part *ret)

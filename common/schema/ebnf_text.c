@@ -2,6 +2,7 @@
 #include "common/schema/ebnf_read.h"
 
 #include <string.h>
+#include "common/base/spell.h"
 
 int dmk_ebnf__bad(struct dmk_ebnf_reader *r, const char *what)
 {
@@ -51,16 +52,12 @@ static int read_hex(struct dmk_ebnf_reader *r, unsigned n, uint32_t *ret)
     uint32_t v = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        const char c = dmk_ebnf__peek(r);
-        const char low = (char)(c | 0x20);
+        const int digit = dmk_hex_digit(dmk_ebnf__peek(r));
 
-        if (c >= '0' && c <= '9') {
-            v = v * 16 + (uint32_t)(c - '0');
-        } else if (low >= 'a' && low <= 'f') {
-            v = v * 16 + (uint32_t)(low - 'a' + 10);
-        } else {
+        if (digit < 0) {
             return dmk_ebnf__bad(r, "an escape has too few hexadecimal digits");
         }
+        v = v * 16 + (uint32_t)digit;
         r->at++;
     }
     if (v > DMK_CHARS_MAX || (v >= 0xd800 && v <= 0xdfff)) {

@@ -2,6 +2,7 @@
 #include "common/schema/regex.h"
 
 #include <string.h>
+#include "common/base/spell.h"
 
 /* A group under way: alternatives that are complete, and the parts of the one at hand. */
 struct group {
@@ -129,16 +130,12 @@ static int read_hex(struct reader *r, unsigned n, uint32_t *ret)
     uint32_t v = 0;
 
     for (unsigned i = 0; i < n; i++, r->at++) {
-        const char c = peek(r);
-        const char low = (char)(c | 0x20);
+        const int digit = dmk_hex_digit(peek(r));
 
-        if (c >= '0' && c <= '9') {
-            v = v * 16 + (uint32_t)(c - '0');
-        } else if (low >= 'a' && low <= 'f') {
-            v = v * 16 + (uint32_t)(low - 'a' + 10);
-        } else {
+        if (digit < 0) {
             return bad(r, "a hexadecimal digit is missing");
         }
+        v = v * 16 + (uint32_t)digit;
     }
     *ret = v;
     return 0;

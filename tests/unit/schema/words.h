@@ -54,21 +54,14 @@ static inline struct dmk_trie *open_words(void)
     return trie;
 }
 
-/* Compiles; NULL and the sentence when it is refused. */
-static inline struct dmk_automaton *compile(const char *schema_text, struct dmk_error *reterr)
+/* The automaton of one rule, built so far; root was declared first, r is what building the rule gave. */
+static inline struct dmk_automaton *load_rule(struct dmk_build *build, uint32_t root, uint32_t rule,
+                                              int r, struct dmk_error *reterr)
 {
-    struct dmk_build *build = dmk_build_new();
-    struct dmk_schemas *schemas = dmk_schemas_new(build);
     struct dmk_automaton *automaton = NULL;
-    json_t *schema = json_loads(schema_text, JSON_REJECT_DUPLICATES, NULL);
     struct dmk_buf blob;
-    uint32_t root, rule = 0;
-    int r;
 
-    assert_non_null(schema);
     dmk_buf_init(&blob, 0);
-    root = dmk_build_declare(build);
-    r = dmk_schemas_add(schemas, schema, "schema", &rule, reterr);
     if (r == 0) {
         dmk_build_begin(build, root);
         dmk_build_end(build, dmk_piece_call(build, rule), 0, DMK_BUILD_NO_MAX);
@@ -78,10 +71,27 @@ static inline struct dmk_automaton *compile(const char *schema_text, struct dmk_
         r = dmk_automaton_load(dmk_buf_bytes(&blob), &automaton, reterr);
     }
     dmk_buf_fini(&blob);
+    return r == 0 ? automaton : NULL;
+}
+
+/* Compiles; NULL and the sentence when it is refused. */
+static inline struct dmk_automaton *compile(const char *schema_text, struct dmk_error *reterr)
+{
+    struct dmk_build *build = dmk_build_new();
+    struct dmk_schemas *schemas = dmk_schemas_new(build);
+    struct dmk_automaton *automaton;
+    json_t *schema = json_loads(schema_text, JSON_REJECT_DUPLICATES, NULL);
+    uint32_t root, rule = 0;
+    int r;
+
+    assert_non_null(schema);
+    root = dmk_build_declare(build);
+    r = dmk_schemas_add(schemas, schema, "schema", &rule, reterr);
+    automaton = load_rule(build, root, rule, r, reterr);
     dmk_schemas_free(&schemas);
     dmk_build_free(&build);
     json_decref(schema);
-    return r == 0 ? automaton : NULL;
+    return automaton;
 }
 
 /* The same of a grammar in EBNF. */
@@ -89,25 +99,15 @@ static inline struct dmk_automaton *compile_grammar(const char *text, size_t len
                                                     struct dmk_error *reterr)
 {
     struct dmk_build *build = dmk_build_new();
-    struct dmk_automaton *automaton = NULL;
-    struct dmk_buf blob;
+    struct dmk_automaton *automaton;
     uint32_t root, rule = 0;
     int r;
 
-    dmk_buf_init(&blob, 0);
     root = dmk_build_declare(build);
     r = dmk_ebnf_add(build, (struct dmk_str){text, len}, &rule, reterr);
-    if (r == 0) {
-        dmk_build_begin(build, root);
-        dmk_build_end(build, dmk_piece_call(build, rule), 0, DMK_BUILD_NO_MAX);
-        r = dmk_build_finish(build, &blob, reterr);
-    }
-    if (r == 0) {
-        r = dmk_automaton_load(dmk_buf_bytes(&blob), &automaton, reterr);
-    }
-    dmk_buf_fini(&blob);
+    automaton = load_rule(build, root, rule, r, reterr);
     dmk_build_free(&build);
-    return r == 0 ? automaton : NULL;
+    return automaton;
 }
 
 enum fit { FITS, DOES_NOT_FIT, IS_CUT };

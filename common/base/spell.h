@@ -1,0 +1,14 @@
+/* How text spells numbers and characters: hexadecimal digits, and code points as UTF-8. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* 0..15 of a digit in either case, or -1. */
+int dmk_hex_digit(char c);
+
+/* The value of n digits at text, n at most 8, or -1 where one is none. */
+int64_t dmk_hex_value(const char *text, size_t n);
+
+/* The bytes of a code point below 0x110000; returns how many, 1 to 4. */
+size_t dmk_utf8_put(uint32_t code, uint8_t ret[4]);
