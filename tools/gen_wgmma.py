@@ -1,8 +1,15 @@
 #!/usr/bin/env python3
-"""Writes kernels/cuda/moe_wgmma.cuh: one wrapper for each shape of wgmma that the kernels use."""
+"""Writes the wrappers of wgmma, one for each shape that the kernels use: kernels/cuda/moe_wgmma.cuh (E4M3) and
+kernels/cuda/wgmma_bf16.cuh.
+
+usage: gen_wgmma.py [--check]     (--check: compare with the files instead of writing them)
+"""
+import pathlib
 import sys
 
-HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
+CUDA = pathlib.Path(__file__).resolve().parent.parent / "kernels" / "cuda"
+
+E4M3_HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
  *
  * Thread t of the warpgroup holds D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i] in
  * d[4 * j + 2 * h + i]. `add` false: D is overwritten. */
@@ -19,42 +26,73 @@ template <int N>
 __device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
 '''
 
+BF16_HEAD = '''/* The shapes of dmk_wgmma in use (see wgmma.h): both sides bf16 in shared memory, K = 16; written by tools/gen_wgmma.py. */
+#pragma once
 
-def wrapper(n):
+#include <stdint.h>
+
+/* add 0: d is overwritten. */
+template <int N> struct dmk_wgmma;
+'''
+
+
+def rows(items, n, between):
+    return between.join(", ".join(items[i:i + n]) for i in range(0, len(items), n))
+
+
+def instruction(name, n, sides, tail, inputs):
+    """The asm statement: n / 2 accumulators, then `sides` as operands behind them, then the predicate."""
     regs = n // 2
-    d = [f'%{i}' for i in range(regs)]
-    lines = []
-    for i in range(0, regs, 8):
-        lines.append('"' + ', '.join(d[i:i + 8]) + (', "' if i + 8 < regs else '"'))
-    body = '\n                 '.join(lines)
-    sig = (f'template <>\n__device__ __forceinline__ void wgmma_e4m3_rs<{n}>(float (&d)[{regs}], '
-           f'const uint32_t *a, uint64_t b,\n                                                  int add)')
-    name = f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3'
-    tail = f'"}}, {{%{regs}, %{regs + 1}, %{regs + 2}, %{regs + 3}}}, %{regs + 4}, p, 1, 1;\\n}}"'
-    pred = regs + 5
-    inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)'
-    outs = []
-    for i in range(0, regs, 4):
-        outs.append(', '.join(f'"+f"(d[{j}])' for j in range(i, min(i + 4, regs))))
-    out = ',\n                   '.join(outs)
-    return f'''
-{sig}
-{{
-    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{pred}, 0;\\n"
+    body = rows([f"%{i}" for i in range(regs)], 8, ', "\n                 "')
+    out = rows([f'"+f"(d[{i}])' for i in range(regs)], 4, ",\n                   ")
+    operands = sides(regs)
+    predicate = regs + inputs.count("(") - 1
+    return f'''    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{predicate}, 0;\\n"
                  "{name} {{"
-                 {body}
-                 {tail}
+                 "{body}"
+                 "}}, {operands}, p, {tail};\\n}}"
                  : {out}
                  : {inputs});
-}}
+'''
+
+
+def e4m3(n):
+    text = instruction(f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3", n,
+                       lambda r: f"{{%{r}, %{r + 1}, %{r + 2}, %{r + 3}}}, %{r + 4}", "1, 1",
+                       '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)')
+    return f'''
+template <>
+__device__ __forceinline__ void wgmma_e4m3_rs<{n}>(float (&d)[{n // 2}], const uint32_t *a, uint64_t b,
+                                                  int add)
+{{
+{text}}}
+'''
+
+
+def bf16(n):
+    text = instruction(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16", n,
+                       lambda r: f"%{r}, %{r + 1}", "1, 1, 0, 0", '"l"(a), "l"(b), "r"(add)')
+    return f'''
+template <> struct dmk_wgmma<{n}> {{
+    static __device__ __forceinline__ void run(float (&d)[{n // 2}], uint64_t a, uint64_t b, int add)
+    {{
+{text.replace(chr(10) + "    ", chr(10) + "        ").replace("    asm", "        asm", 1)}    }}
+}};
 '''
 
 
 def main():
-    text = HEAD
-    for n in range(16, 129, 16):
-        text += wrapper(n)
-    sys.stdout.write(text + '\n} // namespace dmk\n')
+    files = {
+        "moe_wgmma.cuh": E4M3_HEAD + "".join(map(e4m3, range(16, 129, 16))) + "\n} // namespace dmk\n",
+        "wgmma_bf16.cuh": BF16_HEAD + "".join(map(bf16, (8, 16, 32, 64, 96, 128, 160, 192, 256))),
+    }
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit(__doc__)
+    for name, text in files.items():
+        if not sys.argv[1:]:
+            (CUDA / name).write_text(text)
+        elif (CUDA / name).read_text() != text:
+            sys.exit(f"kernels/cuda/{name} is not what tools/gen_wgmma.py writes; run it")
 
 
 main()
