@@ -198,10 +198,9 @@ int dmk_structured_tool_choice(const json_t *v, const char *param, struct dmk_co
 
 #define MAX_CHOICES 1024
 
-static int read_choices(const json_t *v, enum dmk_constraint_scope scope, struct dmk_buf *out,
-                        struct dmk_api_error *reterr)
+static int read_choices(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                        struct dmk_buf *out, struct dmk_api_error *reterr)
 {
-    static const char param[] = "structured_outputs.choice";
     struct dmk_str list[MAX_CHOICES];
     const size_t n = json_array_size(v);
 
@@ -217,55 +216,87 @@ static int read_choices(const json_t *v, enum dmk_constraint_scope scope, struct
     return dmk_constraint_from_choice(list, n, param, scope, out, reterr);
 }
 
-/* What may come as text or as the object itself: a schema, a structural tag. */
-static int read_json(const json_t *v, const char *param, enum dmk_constraint_scope scope,
-                     struct dmk_buf *out, struct dmk_api_error *reterr)
+/* What may come as text or as the object itself: its text, on the heap. */
+static int take_object(const json_t *v, const char *param, char **ret, struct dmk_api_error *reterr)
 {
-    const bool is_tag = strcmp(param, "structured_outputs.structural_tag") == 0;
-    char *dumped = json_is_string(v) ? NULL : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    const struct dmk_str text = dumped ? dmk_str_from(dumped) : dmk_field_text(v);
-    int rc;
-
     if (!json_is_string(v) && !json_is_object(v)) {
-        rc = dmk_api_bad(reterr, param, "%s must be an object, or the text of one", param);
-    } else if (is_tag) {
-        rc = dmk_constraint_from_structural_tag(text, param, out, reterr);
-    } else {
-        rc = dmk_constraint_from_json_schema(text, param, scope, out, reterr);
+        return dmk_api_bad(reterr, param, "%s must be an object, or the text of one", param);
     }
-    free(dumped);
+    *ret = json_is_string(v) ? strdup(json_string_value(v)) : json_dumps(v, JSON_COMPACT);
+    return *ret ? 0 : dmk_api_fail(reterr, 500, "out_of_memory", "no memory for the constraint");
+}
+
+static int read_schema_text(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                            struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    char *text = NULL;
+    int rc = take_object(v, param, &text, reterr);
+
+    rc = rc < 0 ? rc
+                : dmk_constraint_from_json_schema(dmk_str_from(text), param, scope, out, reterr);
+    free(text);
     return rc;
 }
 
-static int read_text(const json_t *v, const char *param, enum dmk_constraint_scope scope,
-                     struct dmk_buf *out, struct dmk_api_error *reterr)
+static int read_tag(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                    struct dmk_buf *out, struct dmk_api_error *reterr)
 {
-    if (!json_is_string(v)) {
-        return dmk_api_bad(reterr, param, "%s must be a string", param);
-    }
-    return strcmp(param, "structured_outputs.regex") == 0
+    char *text = NULL;
+    int rc = take_object(v, param, &text, reterr);
+
+    (void)scope; /* a tag says itself what it is about */
+    rc = rc < 0 ? rc : dmk_constraint_from_structural_tag(dmk_str_from(text), param, out, reterr);
+    free(text);
+    return rc;
+}
+
+static int read_regex(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                      struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    return json_is_string(v)
                ? dmk_constraint_from_regex(dmk_field_text(v), param, scope, out, reterr)
-               : dmk_constraint_from_grammar(dmk_field_text(v), param, scope, out, reterr);
+               : dmk_api_bad(reterr, param, "%s must be a string", param);
+}
+
+static int read_grammar(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                        struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    return json_is_string(v)
+               ? dmk_constraint_from_grammar(dmk_field_text(v), param, scope, out, reterr)
+               : dmk_api_bad(reterr, param, "%s must be a string", param);
+}
+
+static int read_any_object(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                           struct dmk_buf *out, struct dmk_api_error *reterr)
+{
+    return json_is_true(v) ? dmk_constraint_from_json_object(scope, out, reterr)
+                           : dmk_api_bad(reterr, param, "%s must be true or false", param);
 }
 
 int dmk_structured_outputs(const json_t *v, enum dmk_constraint_scope scope, struct dmk_buf *out,
                            struct dmk_api_error *reterr)
 {
-    static const char *const kinds[] = {"json",    "regex",       "choice",
-                                        "grammar", "json_object", "structural_tag"};
-    const json_t *value = NULL;
-    size_t kind = 0, n = 0;
+    static const struct kind {
+        const char *name;
+        int (*read)(const json_t *v, const char *param, enum dmk_constraint_scope scope,
+                    struct dmk_buf *out, struct dmk_api_error *reterr);
+    } kinds[] = {
+        {"json", read_schema_text},       {"regex", read_regex},
+        {"choice", read_choices},         {"grammar", read_grammar},
+        {"json_object", read_any_object}, {"structural_tag", read_tag},
+    };
+    const struct kind *kind = NULL;
+    size_t n = 0;
     char param[64];
 
     if (!v) {
         return 0;
     }
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        const json_t *member = dmk_field_get(v, kinds[i]);
+        const json_t *member = dmk_field_get(v, kinds[i].name);
 
         if (member && !json_is_false(member)) {
-            value = member;
-            kind = i;
+            kind = &kinds[i];
             n++;
         }
     }
@@ -274,17 +305,6 @@ int dmk_structured_outputs(const json_t *v, enum dmk_constraint_scope scope, str
                            "structured_outputs must be an object with one of json, regex, choice, "
                            "grammar, json_object and structural_tag");
     }
-    (void)snprintf(param, sizeof(param), "structured_outputs.%s", kinds[kind]);
-    switch (kind) {
-    case 2:
-        return read_choices(value, scope, out, reterr);
-    case 4:
-        return json_is_true(value) ? dmk_constraint_from_json_object(scope, out, reterr)
-                                   : dmk_api_bad(reterr, param, "%s must be true or false", param);
-    case 1:
-    case 3:
-        return read_text(value, param, scope, out, reterr);
-    default:
-        return read_json(value, param, scope, out, reterr);
-    }
+    (void)snprintf(param, sizeof(param), "structured_outputs.%s", kind->name);
+    return kind->read(dmk_field_get(v, kind->name), param, scope, out, reterr);
 }

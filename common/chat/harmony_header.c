@@ -2,6 +2,9 @@
  * word is tried against what may stand there. Never fails. No state between calls. */
 #include "common/chat/harmony_header.h"
 
+#include "common/text/unicode.h"
+#include "common/text/utf8.h"
+
 enum part { PART_AUTHOR, PART_CHANNEL, PART_TYPE };
 
 /* The part that is being read. */
@@ -23,26 +26,16 @@ static bool is_space(char c)
 /* Bytes of the white space of Unicode at text[at], or 0: models write U+202F and the like where a blank belongs. */
 static size_t space_at(struct dmk_str text, size_t at)
 {
-    static const char *const wide[] = {"\xc2\x85", "\u00a0", "\u1680", "\u2028",
-                                       "\u2029",   "\u202f", "\u205f", "\u3000"};
-    const char *p = text.data + at;
-    const size_t left = text.len - at;
+    const uint8_t *p = (const uint8_t *)text.data + at;
+    const size_t left = text.len - at, n = dmk_utf8_valid_prefix(p, left < 4 ? left : 4);
+    uint32_t code;
+    unsigned len;
 
-    if (is_space(*p)) {
-        return 1;
+    if (n == 0) {
+        return 0;
     }
-    if (left >= 3 && memcmp(p, "\xe2\x80", 2) == 0 && (uint8_t)p[2] >= 0x80 &&
-        (uint8_t)p[2] <= 0x8a) {
-        return 3; /* U+2000 to U+200A */
-    }
-    for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++) {
-        const size_t len = strlen(wide[i]);
-
-        if (left >= len && memcmp(p, wide[i], len) == 0) {
-            return len;
-        }
-    }
-    return 0;
+    len = dmk_utf8_decode(p, n, &code);
+    return dmk_unicode_class(code) & (DMK_CLASS_SPACE | DMK_CLASS_NEWLINE) ? len : 0;
 }
 
 static bool starts_with(struct dmk_str text, const char *prefix)
