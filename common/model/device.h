@@ -76,6 +76,20 @@ uint32_t dmk_device_moe_rows(const struct dmk_engine_conf *conf);
 /* Batch sizes that have a graph: every one up to 16, then steps of an eighth of the power of two below. */
 uint32_t dmk_device_bucket(uint32_t n_rows, uint32_t *ret_index);
 
+/* ---- what travels around a step (device_io.c) ---- */
+
+/* Draws of a group's n rows into its plan; picks NULL: none. Padding has none. */
+void dmk_device_plan_picks(struct dmk_step_plan *p, const struct dmk_step_pick *picks, uint32_t n);
+/* The plan of the rank's group to its device. */
+void dmk_device_send_plan(struct dmk_rank *rank);
+/* The step's page copies that are of the rank's group. */
+void dmk_device_copy_pages(struct dmk_rank *rank, const struct dmk_step *step);
+/* Waits for all ranks; 0 or the first one's error. */
+int dmk_device_sync(struct dmk_engine *engine);
+/* Waits, and writes the step's picked tokens and logits. n_logits: rows of each group, without padding. */
+int dmk_device_fetch(struct dmk_engine *engine, const struct dmk_step *step,
+                     const uint32_t *n_logits);
+
 /* ---- a rank's parts of a step, launched on its stream (device_forward.c) ---- */
 
 struct dmk_device_rank *dmk_device_of(const struct dmk_rank *rank);

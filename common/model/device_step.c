@@ -1,5 +1,5 @@
-/* A step on devices: plans to the ranks, the parts of all layers in order, results back; and the graphs of decode
- * steps. On the engine's thread, which launches for all ranks and waits at the end.
+/* A step on devices: plans to the ranks, the parts of all layers in order, results back (device_io.c); and the graphs of
+ * decode steps. On the engine's thread, which launches for all ranks and waits at the end.
  *
  * Where one reads what others have written, ranks meet first. A layer has a meeting after attention (of a group),
  * one after the choice of experts (of all, with more than one group), and one after the experts (of all). There are two
@@ -21,7 +21,6 @@
  * which the readers took part after they had read. The next step begins when the host has waited for all. */
 #include "common/model/device.h"
 
-#include <string.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 
@@ -96,17 +95,6 @@ static void fork_from(struct dmk_rank *first, uint32_t n)
     for (uint32_t i = 1; i < n; i++) {
         wait_for(&first[i], first);
     }
-}
-
-static int sync_all(struct dmk_engine *engine)
-{
-    int status = 0;
-    for (uint32_t r = 0; r < engine->n_ranks; r++) {
-        struct dmk_rank *rank = &engine->ranks[r];
-        int one = rank->backend->ops->sync(rank->backend, rank->stream);
-        status = status == 0 ? one : status;
-    }
-    return status;
 }
 
 static void each(struct dmk_engine *engine, void (*part)(struct dmk_rank *rank))
@@ -215,7 +203,7 @@ static int run_eager(struct dmk_engine *engine, const struct dmk_step *step)
     for (uint32_t layer = 0; layer < n_layers + ahead && status == 0; layer++) {
         if (layer < n_layers) {
             if (step->cancel && atomic_load(step->cancel)) {
-                status = sync_all(engine);
+                status = dmk_device_sync(engine);
                 return status == 0 ? -DMK_ECANCELLED : status;
             }
             run_layer(engine, layer, step->stage);
@@ -316,112 +304,6 @@ static int run_graph(struct dmk_engine *engine, struct dmk_graph *graph)
     return status;
 }
 
-static void copy_pages(struct dmk_rank *rank, const struct dmk_step *step)
-{
-    const struct dmk_kv_layout *l = &rank->kv.layout;
-    for (uint32_t i = 0; i < step->n_copies; i++) {
-        const struct dmk_page_copy *copy = &step->copies[i];
-        if (copy->dp != rank->group) {
-            continue;
-        }
-        rank->kernels.page_copy(
-            &(struct dmk_page_copy_args){
-                .pool = copy->window ? rank->kv.window : rank->kv.full,
-                .pairs = {{copy->src, copy->dst}},
-                .n_pairs = 1,
-                .n_arrays =
-                    (copy->window ? l->n_window_layers : l->n_full_layers) * l->n_local_heads,
-                .n_pages = copy->window ? l->n_window_pages : l->n_full_pages,
-                .page_bytes = l->page_bytes,
-            },
-            rank->stream);
-    }
-}
-
-static void send_range(struct dmk_rank *rank, const void *first, const void *end)
-{
-    const size_t bytes = (size_t)((const uint8_t *)end - (const uint8_t *)first);
-    if (bytes > 0) {
-        rank->backend->ops->copy(rank->backend, rank->stream, dmk_device_at(rank, first), first,
-                                 bytes);
-    }
-}
-
-/* The arrays lie one after the other; the two long ones last, of which only what is used travels. */
-static void send_plan(struct dmk_rank *rank)
-{
-    const struct dmk_step_plan *p = &rank->engine->plans[rank->group];
-    send_range(rank, p->counts, p->page_ids + p->n_page_ids);
-    send_range(rank, p->splits, p->splits + p->counts->n_splits);
-}
-
-/* picks: of the group's n rows, or NULL; padding has none. */
-static void plan_picks(struct dmk_step_plan *p, const struct dmk_step_pick *picks, uint32_t n)
-{
-    for (uint32_t i = 0; i < p->n_logit_rows; i++) {
-        const struct dmk_step_pick *pick = picks && i < n ? &picks[i] : NULL;
-        p->picks[i] = pick && pick->pick
-                          ? (struct dmk_sample_row){pick->scale, pick->min_p, pick->unit}
-                          : (struct dmk_sample_row){0};
-    }
-}
-
-static struct dmk_step_picked picked_of(const struct dmk_sample_out *out)
-{
-    return (struct dmk_step_picked){
-        .id = out->id,
-        .status = out->status == 0   ? 0
-                  : out->status == 1 ? -DMK_EFORMAT
-                                     : -DMK_ENOENT,
-        .logit = out->logit,
-        .max = out->max,
-        .sum = out->sum,
-    };
-}
-
-/* Of a group's first rank: tokens, and the logits of rows without a pick, one row at a time through pinned memory.
- * at: the group's first of the step's n rows with logits. */
-static int fetch_rows(struct dmk_rank *rank, const struct dmk_step *step, uint32_t at, uint32_t n)
-{
-    const struct dmk_device_rank *dev = dmk_device_of(rank);
-    struct dmk_backend *be = rank->backend;
-    const size_t vocab = rank->engine->shape.vocab;
-    float *row = rank->engine->device->logits_host;
-    int status = 0;
-    for (uint32_t i = 0; i < n && status == 0; i++) {
-        if (step->picks && step->picks[at + i].pick) {
-            step->picked[at + i] = picked_of(&dev->picked_host[i]);
-            continue;
-        }
-        be->ops->copy(be, rank->stream, row, dev->logits + i * vocab, vocab * sizeof(float));
-        status = be->ops->sync(be, rank->stream);
-        memcpy(step->logits + (at + i) * vocab, row, vocab * sizeof(float));
-    }
-    return status;
-}
-
-/* Waits for all ranks. n_logits: of each group, without padding. */
-static int fetch_results(struct dmk_engine *engine, const struct dmk_step *step,
-                         const uint32_t *n_logits)
-{
-    const struct dmk_layout layout = engine->conf.layout;
-    for (uint32_t g = 0; g < layout.dp; g++) {
-        struct dmk_rank *first = &engine->ranks[g * layout.tp];
-        const struct dmk_device_rank *dev = dmk_device_of(first);
-        if (step->picks && n_logits[g] > 0) {
-            first->backend->ops->copy(first->backend, first->stream, dev->picked_host, dev->picked,
-                                      n_logits[g] * sizeof(*dev->picked));
-        }
-    }
-    int status = sync_all(engine);
-    uint32_t at = 0;
-    for (uint32_t g = 0; g < layout.dp && status == 0; g++) {
-        status = fetch_rows(&engine->ranks[g * layout.tp], step, at, n_logits[g]);
-        at += n_logits[g];
-    }
-    return status;
-}
-
 /* The graph for this step, with its size, or NULL: all rows are single tokens whose logits are wanted. */
 static struct dmk_graph *find_graph(const struct dmk_engine *engine, const struct dmk_step *step,
                                     uint32_t *ret_size)
@@ -458,20 +340,20 @@ int dmk_device_step(struct dmk_engine *engine, const struct dmk_step *step)
         if (graph) {
             pad_plan(engine, p, size);
         }
-        plan_picks(p, step->picks ? step->picks + at : NULL, n_logits[g]);
+        dmk_device_plan_picks(p, step->picks ? step->picks + at : NULL, n_logits[g]);
         at += n_logits[g];
     }
     plan_meetings(engine, graph != NULL);
     for (uint32_t r = 0; r < engine->n_ranks; r++) {
         bind(&engine->ranks[r]);
-        send_plan(&engine->ranks[r]);
-        copy_pages(&engine->ranks[r], step);
+        dmk_device_send_plan(&engine->ranks[r]);
+        dmk_device_copy_pages(&engine->ranks[r], step);
     }
     if (n_rows == 0) {
-        return sync_all(engine); /* copies alone */
+        return dmk_device_sync(engine); /* copies alone */
     }
     int status = graph ? run_graph(engine, graph) : run_eager(engine, step);
-    return status == 0 ? fetch_results(engine, step, n_logits) : status;
+    return status == 0 ? dmk_device_fetch(engine, step, n_logits) : status;
 }
 
 /* A step of padding only: every kernel runs, no page and no caller's memory is written. */
@@ -482,19 +364,19 @@ static int warm(struct dmk_engine *engine, uint32_t size, struct dmk_graph **gra
         struct dmk_step_plan *p = &engine->plans[g];
         dmk_engine_plan_empty(engine, g);
         pad_plan(engine, p, size);
-        plan_picks(p, NULL, 0);
+        dmk_device_plan_picks(p, NULL, 0);
     }
     plan_meetings(engine, graph != NULL);
     for (uint32_t r = 0; r < engine->n_ranks; r++) {
         bind(&engine->ranks[r]);
-        send_plan(&engine->ranks[r]);
+        dmk_device_send_plan(&engine->ranks[r]);
     }
     if (!graph) {
         status = run_eager(engine, &(struct dmk_step){0});
     } else if ((status = capture(engine, graph)) == 0) {
         status = run_graph(engine, *graph);
     }
-    int end = sync_all(engine);
+    int end = dmk_device_sync(engine);
     return status == 0 ? end : status;
 }
 
