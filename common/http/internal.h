@@ -78,6 +78,7 @@ struct dmk_http__conn {
     bool reading;       /* uv_read_start is on */
     bool close_after;   /* end once out has left */
     bool shut;          /* the sending half has been closed */
+    bool spoke_http;    /* a whole request has come */
     bool counted;       /* in server.n_conns */
     struct ssl_st *ssl; /* NULL: plain */
     bool tls_ready;     /* the handshake is done */

@@ -203,13 +203,14 @@ static void request_complete(struct dmk_http__conn *conn)
     struct dmk_http_server *server = conn->server;
     struct dmk_http_req *req = conn->req;
 
+    conn->spoke_http = true;
     conn->close_after = !req->keep_alive;
     conn->progress_ns = dmk_loop_now_ns(server->loop);
     dmk_http__conn_state(conn, DMK_HTTP__PENDING);
     server->conf.on_request(server->conf.ud, req);
 }
 
-/* The two protocols that come to the wrong port: both know nothing of a 400. */
+/* The two protocols that come to the wrong port: both know nothing of a 400, and both open a connection. */
 static bool speaks_other(struct dmk_http__conn *conn, const char *data, size_t len)
 {
     static const char http2[] = "PRI * HTTP/2.0";
@@ -252,7 +253,7 @@ void dmk_http__conn_parse(struct dmk_http__conn *conn)
     if (conn->state == DMK_HTTP__IDLE) {
         dmk_http__conn_state(conn, DMK_HTTP__READING);
     }
-    if (!conn->req && speaks_other(conn, data, len)) {
+    if (!conn->req && !conn->spoke_http && speaks_other(conn, data, len)) {
         dmk_http__conn_close(conn);
         return;
     }

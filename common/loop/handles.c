@@ -72,7 +72,11 @@ static void on_poll(uv_poll_t *uv, int status, int events)
 {
     struct dmk_poll *poll = uv->data;
 
-    (void)status; /* the owner finds the error when it reads */
+    /* libuv ends the watch of a descriptor that reports an error. What came before the error is still to
+     * be read, though, and the owner finds the error itself behind it. */
+    if (status < 0) {
+        dmk_assert(uv_poll_start(uv, UV_READABLE, on_poll) == 0);
+    }
     (void)events;
     poll->fn(poll->ud);
 }

@@ -61,8 +61,8 @@ void dmk_timer_free(struct dmk_timer **timer); /* safe inside its own callback; 
 /* Runs work on the pool, then done on the loop. -DMK_EFULL when the bound is reached. */
 int dmk_loop_work(struct dmk_loop *loop, dmk_loop_fn work, dmk_loop_fn done, void *ud);
 
-/* Calls fn when fd is readable (or broken), as long as it is. fd stays the caller's and must
- * outlive it. */
+/* Calls fn when fd is readable or broken, again and again as long as it is; what is wrong with it fn learns by
+ * reading. fd stays the caller's and must outlive it. */
 struct dmk_poll;
 struct dmk_poll *dmk_poll_new(struct dmk_loop *loop, int fd, dmk_loop_fn fn, void *ud);
 void dmk_poll_free(struct dmk_poll **poll);

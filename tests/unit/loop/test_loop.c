@@ -5,9 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <arpa/inet.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include "common/base/clock.h"
 #include "common/loop/loop.h"
@@ -292,6 +295,56 @@ static void polls_and_signals(void **state)
     close(fds[1]);
 }
 
+static void on_reset_readable(void *ud)
+{
+    struct fixture *f = ud;
+    char c;
+    const ssize_t n = recv(f->fd, &c, 1, 0);
+
+    if (n == 1) {
+        note(f, c);
+        return;
+    }
+    assert_true(n == 0 ||
+                errno == ECONNRESET); /* Linux may say either behind what was to be read */
+    note(f, 'r');
+    dmk_loop_stop(f->loop);
+}
+
+/* A peer that sent something and then reset the connection: its bytes are read, then the error. */
+static void polls_past_an_error(void **state)
+{
+    const struct linger reset = {.l_onoff = 1};
+    struct sockaddr_in addr = {.sin_family = AF_INET};
+    socklen_t len = sizeof(addr);
+    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct dmk_poll *poll;
+    struct fixture f;
+    int peer;
+
+    (void)state;
+    set_up(&f);
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(bind(listener, (struct sockaddr *)&addr, sizeof(addr)), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&addr, &len), 0);
+    f.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(f.fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+    peer = accept(listener, NULL, NULL);
+    assert_true(peer >= 0);
+    assert_int_equal(send(peer, "ab", 2, 0), 2);
+    assert_int_equal(setsockopt(peer, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+    close(peer);
+    poll = dmk_poll_new(f.loop, f.fd, on_reset_readable, &f);
+    dmk_loop_run(f.loop);
+    assert_int_equal(f.n_log, 3);
+    assert_memory_equal(f.log, "abr", 3);
+    dmk_poll_free(&poll);
+    dmk_loop_free(&f.loop);
+    close(f.fd);
+    close(listener);
+}
+
 static void *stop_later(void *arg)
 {
     usleep(20000);
@@ -340,6 +393,7 @@ int main(void)
         cmocka_unit_test(deferred_runs_once_after_the_turn_and_the_hooks),
         cmocka_unit_test(prepare_runs_again_without_waiting),
         cmocka_unit_test(polls_and_signals),
+        cmocka_unit_test(polls_past_an_error),
         cmocka_unit_test(stops_from_another_thread_and_measures_delay),
     };
 
