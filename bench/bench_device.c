@@ -1,14 +1,12 @@
 /* bench_device: prefill and decode of a full-size model with random weights or of a checkpoint, on one device or over
- * several.
- *
- *   bench_device [--preset gpt-oss-120b | --model DIR] [--prefill 1024,8192] [--batch 1,8,32] [--context 8192] [--runs 20]
- *                [--chunk 8192] [--tp N] [--dp N] [--experts mxfp4|fp8] [--commit HASH] [--machine NAME] [--driver NAME]
- *                [--date DATE] [--csv FILE]
+ * several; bench_device --help tells the options.
  *
  * tp x dp ranks, each on a device of its own as far as there are any; a batch is that of all groups together.
  * Prefill: a prompt in chunks, no logits; decode: steps of a whole batch at one context, tokens picked on the
  * device, keys and values random. Times are the host's clock around dmk_engine_step, so everything that a worker
- * waits for is in them: plans, copies, launches. Rows of the CSV go to the file, a line each to stdout. */
+ * waits for is in them: plans, copies, launches. Rows of the CSV go to the file, a line each to stdout. A case whose
+ * pages find no room beside the weights gets a row too: "does not fit". */
+#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +16,21 @@
 
 #define MAX_LIST 16
 #define MAX_RUNS 200
+#define N_IDS    300000 /* random tokens; a prompt or the steps of a batch take them from the start */
+
+static const char usage[] =
+    "usage: bench_device [OPTION]...\n"
+    "  --preset NAME     gpt-oss-120b (default) or gpt-oss-20b, random weights\n"
+    "  --model DIR       a checkpoint instead\n"
+    "  --experts FORMAT  mxfp4 (default) or fp8\n"
+    "  --tp N, --dp N    ranks of a group and groups (default 1)\n"
+    "  --prefill LIST    tokens of prompts, as 1024,8192\n"
+    "  --chunk N         tokens of a step of a prompt (default 8192)\n"
+    "  --batch LIST      sequences of decode steps, each at each --context\n"
+    "  --context LIST    tokens of each sequence before its step\n"
+    "  --runs N          1 to 200 (default 20)\n"
+    "  --csv FILE        rows are appended, with --date, --commit, --machine and --driver as "
+    "given\n";
 
 struct list {
     uint32_t n, value[MAX_LIST];
@@ -34,7 +47,8 @@ struct bench {
     struct dmk_engine *engine;
     FILE *csv;
     uint32_t *ids, *pages;
-    uint32_t n_pages, max_batch;
+    uint64_t n_pages; /* of a group */
+    uint32_t max_batch;
 };
 
 static void die(const char *what)
@@ -46,15 +60,27 @@ static void die(const char *what)
 static struct list parse_list(const char *text)
 {
     struct list l = {0};
-    while (*text && l.n < MAX_LIST) {
+    while (*text) {
         char *end;
+        if (l.n == MAX_LIST) {
+            die("a list has at most 16 numbers");
+        }
         l.value[l.n++] = (uint32_t)strtoul(text, &end, 10);
-        if (end == text) {
-            die("a list wants numbers with commas between them");
+        if (end == text || (*end != ',' && *end != 0) || l.value[l.n - 1] == 0) {
+            die("a list wants numbers above 0 with commas between them");
         }
         text = *end == ',' ? end + 1 : end;
     }
     return l;
+}
+
+static uint32_t parse_number(const char *text)
+{
+    const struct list l = parse_list(text);
+    if (l.n != 1) {
+        die("an option that takes a number got a list");
+    }
+    return l.value[0];
 }
 
 static uint32_t largest(const struct list *l)
@@ -72,20 +98,29 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* One row; n 0: the case does not fit. */
 static void report(struct bench *b, const char *phase, uint32_t batch, uint32_t context, double *ms,
                    uint32_t n)
 {
     const struct options *o = b->o;
-    qsort(ms, n, sizeof(ms[0]), compare_doubles);
-    printf(
-        "%s %s tp %u dp %u %s batch %u context %u: %.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n",
-        o->preset, o->experts, o->tp, o->dp, phase, batch, context, ms[n / 2], ms[n / 10],
-        ms[n * 9 / 10], n, (strcmp(phase, "decode") == 0 ? batch : context) / ms[n / 2] * 1e3);
+    char times[64] = "does not fit,,";
+
+    printf("%s %s tp %u dp %u %s batch %u context %u: ", o->preset, o->experts, o->tp, o->dp, phase,
+           batch, context);
+    if (n > 0) {
+        qsort(ms, n, sizeof(ms[0]), compare_doubles);
+        snprintf(times, sizeof(times), "%.4f,%.4f,%.4f", ms[n / 2], ms[n / 10], ms[n * 9 / 10]);
+        printf("%.3f ms (%.3f to %.3f, n %u), %.0f tokens/s\n", ms[n / 2], ms[n / 10],
+               ms[n * 9 / 10], n,
+               (strcmp(phase, "decode") == 0 ? batch : context) / ms[n / 2] * 1e3);
+    } else {
+        printf("does not fit\n");
+    }
     fflush(stdout);
     if (b->csv) {
-        fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,%u,%u,%u,%u,%u,%.4f,%.4f,%.4f,,,\n", o->date,
-                o->commit, o->machine, o->driver, o->preset, o->experts, phase, o->tp,
-                o->tp * o->dp, o->dp, batch, context, ms[n / 2], ms[n / 10], ms[n * 9 / 10]);
+        fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,%u,%u,%u,%u,%u,%s,,,\n", o->date, o->commit,
+                o->machine, o->driver, o->preset, o->experts, phase, o->tp, o->tp * o->dp, o->dp,
+                batch, context, times);
         fflush(b->csv);
     }
 }
@@ -106,6 +141,11 @@ static void bench_prefill(struct bench *b, uint32_t n_tokens)
     double ms[MAX_RUNS];
     const uint32_t most = n_tokens > 65536 ? 1 : n_tokens > 16384 ? 3 : 7;
     const uint32_t runs = b->o->runs < most ? b->o->runs : most;
+
+    if ((uint64_t)dmk_kv_pages_for(n_tokens) + 1 > b->n_pages) {
+        report(b, "prefill", 1, n_tokens, NULL, 0);
+        return;
+    }
     for (uint32_t run = 0; run <= runs; run++) {
         const uint64_t start = dmk_clock_ns();
         for (uint32_t pos = 0; pos < n_tokens; pos += b->o->chunk) {
@@ -125,22 +165,32 @@ static void bench_prefill(struct bench *b, uint32_t n_tokens)
     report(b, "prefill", 1, n_tokens, ms, runs);
 }
 
+/* Pages that each group needs for its share of the batch, with room for the token of the step. */
+static uint64_t decode_pages(const struct options *o, uint32_t batch, uint32_t context)
+{
+    return (uint64_t)((batch + o->dp - 1) / o->dp) * dmk_kv_pages_for(context + 1);
+}
+
 static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
 {
     double ms[MAX_RUNS];
     const uint32_t per_seq = dmk_kv_pages_for(context + 1), dp = b->o->dp;
     const uint32_t most = (batch + dp - 1) / dp; /* sequences of a group */
-    const bool fits = (uint64_t)most * per_seq <= b->n_pages && batch <= b->max_batch;
-    struct dmk_step_seq *seqs = calloc(batch, sizeof(*seqs));
-    struct dmk_step_pick *picks = calloc(batch, sizeof(*picks));
-    struct dmk_step_picked *out = calloc(batch, sizeof(*out));
+    struct dmk_step_seq *seqs;
+    struct dmk_step_pick *picks;
+    struct dmk_step_picked *out;
+
+    if (decode_pages(b->o, batch, context) > b->n_pages) {
+        report(b, "decode", batch, context, NULL, 0);
+        return;
+    }
+    seqs = calloc(batch, sizeof(*seqs));
+    picks = calloc(batch, sizeof(*picks));
+    out = calloc(batch, sizeof(*out));
     if (!seqs || !picks || !out) {
         die("no memory");
     }
-    if (!fits) {
-        printf("%s decode batch %u context %u: does not fit\n", b->o->preset, batch, context);
-    }
-    for (uint32_t run = 0; fits && run < b->o->runs + 4; run++) {
+    for (uint32_t run = 0; run < b->o->runs + 4; run++) {
         for (uint32_t i = 0; i < batch; i++) {
             const uint32_t at = i % most; /* in its group */
             seqs[i] = (struct dmk_step_seq){.ids = b->ids + run * batch + i,
@@ -160,9 +210,7 @@ static void bench_decode(struct bench *b, uint32_t batch, uint32_t context)
             ms[run - 4] = (double)(dmk_clock_ns() - start) * 1e-6;
         }
     }
-    if (fits) {
-        report(b, "decode", batch, context, ms, b->o->runs);
-    }
+    report(b, "decode", batch, context, ms, b->o->runs);
     free(seqs);
     free(picks);
     free(out);
@@ -194,94 +242,129 @@ static struct options parse(int argc, char **argv)
                         .chunk = 8192,
                         .tp = 1,
                         .dp = 1};
-    for (int i = 1; i + 1 < argc; i += 2) {
-        const char *name = argv[i], *value = argv[i + 1];
-        const struct {
-            const char *name;
-            const char **value;
-        } texts[] = {{"--preset", &o.preset}, {"--model", &o.model},     {"--experts", &o.experts},
-                     {"--commit", &o.commit}, {"--machine", &o.machine}, {"--driver", &o.driver},
-                     {"--date", &o.date},     {"--csv", &o.csv}};
-        const struct {
-            const char *name;
-            struct list *value;
-        } lists[] = {{"--prefill", &o.prefill}, {"--batch", &o.batch}, {"--context", &o.context}};
-        for (size_t n = 0; n < sizeof(texts) / sizeof(texts[0]); n++) {
-            if (strcmp(name, texts[n].name) == 0) {
-                *texts[n].value = value;
-            }
+    const struct {
+        const char *name;
+        const char **text; /* one of the three is set */
+        struct list *list;
+        uint32_t *number;
+    } table[] = {
+        {"preset", .text = &o.preset},   {"model", .text = &o.model},
+        {"experts", .text = &o.experts}, {"commit", .text = &o.commit},
+        {"machine", .text = &o.machine}, {"driver", .text = &o.driver},
+        {"date", .text = &o.date},       {"csv", .text = &o.csv},
+        {"prefill", .list = &o.prefill}, {"batch", .list = &o.batch},
+        {"context", .list = &o.context}, {"runs", .number = &o.runs},
+        {"chunk", .number = &o.chunk},   {"tp", .number = &o.tp},
+        {"dp", .number = &o.dp},
+    };
+    enum { N = sizeof(table) / sizeof(table[0]) };
+    struct option known[N + 2] = {{"help", no_argument, NULL, N}};
+    int i;
+
+    for (i = 0; i < N; i++) {
+        known[i + 1] = (struct option){table[i].name, required_argument, NULL, i};
+    }
+    while ((i = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (i < 0 || i >= N) {
+            fputs(usage, i == N ? stdout : stderr);
+            exit(i == N ? 0 : 2);
         }
-        for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
-            if (strcmp(name, lists[n].name) == 0) {
-                *lists[n].value = parse_list(value);
-            }
-        }
-        const struct {
-            const char *name;
-            uint32_t *value;
-        } numbers[] = {
-            {"--runs", &o.runs}, {"--chunk", &o.chunk}, {"--tp", &o.tp}, {"--dp", &o.dp}};
-        for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
-            if (strcmp(name, numbers[n].name) == 0) {
-                *numbers[n].value = (uint32_t)strtoul(value, NULL, 10);
-            }
+        if (table[i].text) {
+            *table[i].text = optarg;
+        } else if (table[i].list) {
+            *table[i].list = parse_list(optarg);
+        } else {
+            *table[i].number = parse_number(optarg);
         }
     }
     o.preset = o.model ? "checkpoint" : o.preset;
-    if (o.runs == 0 || o.runs > MAX_RUNS || o.chunk == 0) {
-        die("--runs is 1 to 200, --chunk at least 1");
+    if (optind < argc || o.runs > MAX_RUNS ||
+        (strcmp(o.experts, "fp8") && strcmp(o.experts, "mxfp4"))) {
+        fputs(usage, stderr);
+        exit(2);
+    }
+    if (largest(&o.prefill) > N_IDS || largest(&o.batch) * (o.runs + 4) > N_IDS) {
+        die("a prompt has at most 300000 tokens, and so have all steps of a batch together");
     }
     return o;
+}
+
+/* Pages of the largest case that needs fewer than below; 0: there is none. */
+static uint64_t most_pages(const struct options *o, uint64_t below)
+{
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < o->context.n * o->batch.n; i++) {
+        const uint64_t n =
+            decode_pages(o, o->batch.value[i % o->batch.n], o->context.value[i / o->batch.n]);
+        most = n < below && n > most ? n : most;
+    }
+    for (uint32_t i = 0; i < o->prefill.n; i++) {
+        const uint64_t n = dmk_kv_pages_for(o->prefill.value[i]) + 1;
+        most = n < below && n > most ? n : most;
+    }
+    return most;
+}
+
+/* The engine with pages for as many of the cases as fit; the device says which. */
+static void open_engine(struct bench *b)
+{
+    const struct options *o = b->o;
+    struct dmk_engine_conf conf = {
+        .model_dir = o->model,
+        .random_preset = o->model ? NULL : o->preset,
+        .random_seed = 1,
+        .fp8_experts = strcmp(o->experts, "fp8") == 0,
+        .backend = "cuda",
+        .layout = {o->tp, o->dp},
+        .n_window_pages = 3 * b->max_batch,
+        .max_step_tokens = o->prefill.n && o->chunk > b->max_batch ? o->chunk : b->max_batch,
+        .max_step_seqs = b->max_batch,
+        .max_logit_rows = b->max_batch};
+    struct dmk_error error = {0};
+    int status = -DMK_ENOMEM;
+
+    for (b->n_pages = most_pages(o, UINT32_MAX); b->n_pages > 0 && status == -DMK_ENOMEM;) {
+        conf.n_full_pages = (uint32_t)b->n_pages;
+        status = dmk_engine_open(&conf, &b->engine, &error);
+        if (status == -DMK_ENOMEM) {
+            printf("%s: %s\n", o->preset, error.text);
+            b->n_pages = most_pages(o, b->n_pages);
+        }
+    }
+    if (status != 0 && status != -DMK_ENOMEM) {
+        die(error.text);
+    }
 }
 
 int main(int argc, char **argv)
 {
     const struct options o = parse(argc, argv);
-    const uint32_t max_batch = largest(&o.batch) > 1 ? largest(&o.batch) : 1;
-    uint64_t n_pages = dmk_kv_pages_for(largest(&o.prefill)) + 1;
-    /* As many pages as the largest batch wants at the shortest context, and more only if one sequence does. */
-    for (uint32_t c = 0; c < o.context.n; c++) {
-        const uint64_t per_seq = dmk_kv_pages_for(o.context.value[c] + 1);
-        uint64_t want = per_seq * max_batch;
-        while (want > 17000) {
-            want /= 2;
-        }
-        n_pages = want > n_pages ? want : n_pages;
-    }
-    struct dmk_engine_conf conf = {.model_dir = o.model,
-                                   .random_preset = o.model ? NULL : o.preset,
-                                   .random_seed = 1,
-                                   .fp8_experts = strcmp(o.experts, "fp8") == 0,
-                                   .backend = "cuda",
-                                   .layout = {o.tp, o.dp},
-                                   .n_full_pages = (uint32_t)n_pages,
-                                   .n_window_pages = 3 * max_batch,
-                                   .max_step_tokens =
-                                       o.prefill.n && o.chunk > max_batch ? o.chunk : max_batch,
-                                   .max_step_seqs = max_batch,
-                                   .max_logit_rows = max_batch};
-    struct bench b = {.o = &o, .n_pages = (uint32_t)n_pages, .max_batch = max_batch};
-    struct dmk_error error = {0};
+    struct bench b = {.o = &o, .max_batch = largest(&o.batch) > 1 ? largest(&o.batch) : 1};
     const uint64_t start = dmk_clock_ns();
-    if (dmk_engine_open(&conf, &b.engine, &error) != 0) {
-        die(error.text);
+
+    if (most_pages(&o, UINT32_MAX) == 0) {
+        die("nothing to measure: give --prefill, or --batch and --context");
     }
+    open_engine(&b);
     b.csv = o.csv ? fopen(o.csv, "a") : NULL;
-    b.ids = calloc(300000, sizeof(uint32_t));
-    b.pages = calloc(n_pages, sizeof(uint32_t));
-    if (!b.ids || !b.pages) {
-        die("no memory");
+    b.ids = calloc(N_IDS, sizeof(uint32_t));
+    b.pages = calloc(b.n_pages + 1, sizeof(uint32_t));
+    if (!b.ids || !b.pages || (o.csv && !b.csv)) {
+        die("no memory, or the file for the rows can not be opened");
     }
-    for (uint32_t i = 0; i < 300000; i++) {
-        b.ids[i] = (uint32_t)(dmk_rng_u64(1, 2, i) % dmk_engine_shape(b.engine)->vocab);
+    if (b.engine) {
+        for (uint32_t i = 0; i < N_IDS; i++) {
+            b.ids[i] = (uint32_t)(dmk_rng_u64(1, 2, i) % dmk_engine_shape(b.engine)->vocab);
+        }
+        for (uint32_t i = 0; i < b.n_pages; i++) {
+            b.pages[i] = i;
+        }
+        fill_pages(&b);
+        printf("%s: ready in %.1f s, %u decode graphs in %.2f s\n", o.preset,
+               (double)(dmk_clock_ns() - start) * 1e-9, dmk_engine_graphs(b.engine).n_graphs,
+               dmk_engine_graphs(b.engine).seconds);
     }
-    for (uint32_t i = 0; i < n_pages; i++) {
-        b.pages[i] = i;
-    }
-    fill_pages(&b);
-    printf("%s: ready in %.1f s, %u decode graphs in %.2f s\n", o.preset,
-           (double)(dmk_clock_ns() - start) * 1e-9, dmk_engine_graphs(b.engine).n_graphs,
-           dmk_engine_graphs(b.engine).seconds);
     for (uint32_t c = 0; c < o.context.n; c++) {
         for (uint32_t i = 0; i < o.batch.n; i++) {
             bench_decode(&b, o.batch.value[i], o.context.value[c]);
