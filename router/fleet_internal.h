@@ -1,8 +1,11 @@
-/* What the files of the fleet share: fleet.c (streams and hellos), fleet_names.c (host names). */
+/* What the files of the fleet share: fleet.c (which workers there are), fleet_link.c (the stream to one),
+ * fleet_names.c (host names). */
 #pragma once
 
 #include "common/rpc/arena.h"
 #include "router/fleet.h"
+
+#define DMK_FLEET__PAUSE_MIN_MS 100 /* before the second dial */
 
 struct dmk_fleet_name; /* one entry of a list that is a host name */
 
@@ -23,7 +26,12 @@ int dmk_fleet__worker_add(struct dmk_fleet *fleet, enum dmk_worker_role role, co
                           const char *host, struct dmk_worker **ret);
 /* Its address vanished: goes at once, or with its stream when it is up. */
 void dmk_fleet__worker_remove(struct dmk_worker *worker);
-void dmk_fleet__count(struct dmk_fleet *fleet);
+/* It has no stream. */
+void dmk_fleet__worker_free(struct dmk_worker *worker);
+void dmk_fleet__count(struct dmk_fleet *fleet); /* sets the gauges */
+const char *dmk_fleet__role_name(enum dmk_worker_role role);
+/* A worker's timer: its next dial is due, or its hello is late. ud: the worker. */
+void dmk_fleet__on_timer(void *ud);
 
 /* Adds every address of a list; host names are looked up at once and again every resolve_ms. */
 int dmk_fleet__names_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *entry,

@@ -14,11 +14,6 @@
 #define FULL_PAUSE_MS  100
 #define FULL_PAUSE_MAX 5000
 
-static uint64_t now_ns(const struct dmk_requests *all)
-{
-    return dmk_loop_now_ns(all->conf.loop);
-}
-
 void dmk_request__leave_workers(struct dmk_request *r, bool tell)
 {
     struct dmk_requests *all = r->all;
@@ -82,7 +77,7 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
                                    : retry_after_ms > FULL_PAUSE_MAX ? FULL_PAUSE_MAX
                                                                      : retry_after_ms;
 
-            d->full_until_ns = now_ns(all) + pause * DMK_NS_PER_MS;
+            d->full_until_ns = dmk_requests__now_ns(all) + pause * DMK_NS_PER_MS;
         }
         dmk_request__queue(r);
         return;
@@ -92,7 +87,8 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
         dmk_counter_add(stats->retries[cause], 1);
         dmk_log_warn("req=%s attempt %u failed (%s: %s), trying again", r->request_id, r->attempt,
                      dmk_fail_cause_name(cause), line);
-        r->queue_deadline_ns = now_ns(all) + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
+        r->queue_deadline_ns =
+            dmk_requests__now_ns(all) + all->conf.conf->queue_timeout_ms * DMK_NS_PER_MS;
         dmk_request__queue(r);
         return;
     }
@@ -189,7 +185,7 @@ static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forc
     d->n_requests++;
     d->n_tokens += r->d_tokens;
     all->tokens_in_flight += r->admitted_tokens;
-    r->timeline.dispatched_ns = now_ns(all);
+    r->timeline.dispatched_ns = dmk_requests__now_ns(all);
     r->timeline.reserved_ns = r->timeline.prefilled_ns = 0;
     r->timeline.transfer_bytes = r->timeline.transfer_us = r->timeline.p_compute_us = 0;
     r->timeline.attempts = r->attempt;
@@ -270,7 +266,7 @@ static void take_reserved(struct dmk_request *r, const Damask__V1__Reserved *e)
         return;
     }
     r->state = DMK_PREFILLING;
-    r->timeline.reserved_ns = now_ns(all);
+    r->timeline.reserved_ns = dmk_requests__now_ns(all);
     r->step_deadline_ns =
         r->timeline.reserved_ns + all->conf.conf->prefill_timeout_ms * DMK_NS_PER_MS;
     r->n_cached = e->have < n_prompt ? e->have : (uint32_t)n_prompt;
@@ -309,7 +305,7 @@ static void take_prefill_done(struct dmk_request *r, const Damask__V1__PrefillDo
     struct dmk_timeline *t = &r->timeline;
 
     if (t->prefilled_ns == 0) {
-        t->prefilled_ns = now_ns(r->all);
+        t->prefilled_ns = dmk_requests__now_ns(r->all);
     }
     t->p_queue_us = e->queue_us;
     t->p_compute_us = e->compute_us;
@@ -327,7 +323,7 @@ static void take_prefill_done(struct dmk_request *r, const Damask__V1__PrefillDo
 
 static void take_transferred(struct dmk_request *r, const Damask__V1__Transferred *e)
 {
-    r->timeline.prefilled_ns = now_ns(r->all);
+    r->timeline.prefilled_ns = dmk_requests__now_ns(r->all);
     r->timeline.transfer_bytes = e->bytes;
     dmk_counter_add(r->all->conf.stats->transfer_bytes, (double)e->bytes);
 }
@@ -338,7 +334,7 @@ static void take_first_token(struct dmk_request *r)
     struct dmk_timeline *t = &r->timeline;
 
     r->state = DMK_DECODING;
-    t->first_ns = now_ns(r->all);
+    t->first_ns = dmk_requests__now_ns(r->all);
     r->all->rate_tokens += r->ask.prompt.len;
     dmk_histogram_observe(stats->ttft, (double)(t->first_ns - t->received_ns) / 1e9);
     dmk_histogram_observe(stats->queue_time, (double)(t->dispatched_ns - t->rendered_ns) / 1e9);
@@ -358,7 +354,8 @@ static void take_tokens(struct dmk_request *r, const Damask__V1__Tokens *e)
     if (r->state == DMK_PREFILLING) {
         take_first_token(r);
     }
-    r->step_deadline_ns = now_ns(r->all) + r->all->conf.conf->token_timeout_ms * DMK_NS_PER_MS;
+    r->step_deadline_ns =
+        dmk_requests__now_ns(r->all) + r->all->conf.conf->token_timeout_ms * DMK_NS_PER_MS;
     dmk_request__touch(r);
     if (!dmk_request__tokens(r, e)) {
         dmk_request__fail_attempt(r, DMK_CAUSE_PROTOCOL, "tokens are missing", 0);

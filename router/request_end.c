@@ -88,7 +88,7 @@ static void log_end(struct dmk_request *lead, const char *result, const struct d
 static void tell_timeline(struct dmk_request *r, struct dmk_buf *text)
 {
     dmk_buf_init(text, 4096);
-    r->timeline.end_ns = dmk_loop_now_ns(r->all->conf.loop);
+    r->timeline.end_ns = dmk_requests__now_ns(r->all);
     dmk_timeline_text(&r->timeline, text);
 }
 

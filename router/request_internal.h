@@ -1,6 +1,6 @@
-/* What the files of the request share: request.c (life), request_end.c (its end), request_parts.c (several
- * prompts), request_attempt.c (workers), request_pick.c (which), request_send.c (messages), request_output.c
- * (tokens to events), request_render.c (the job on the pool).
+/* What the files of the request share: requests.c (all of them), request.c (its start), request_end.c (its end),
+ * request_parts.c (several prompts), request_attempt.c (workers), request_pick.c (which), request_send.c
+ * (messages), request_output.c (tokens to events), request_render.c (the job on the pool).
  *
  * A request with several prompts has one part for each: a dmk_request of its own with its own workers,
  * retries and choices. The first, the lead, owns what the client sees: body, reply and front. Parts that have
@@ -138,6 +138,11 @@ struct dmk_requests {
     struct dmk_lp *lps;             /* scratch of one event: [cap_lps] */
     size_t cap_lps;
 };
+
+static inline uint64_t dmk_requests__now_ns(const struct dmk_requests *all)
+{
+    return dmk_loop_now_ns(all->conf.loop);
+}
 
 /* ---- request.c */
 /* Gives a new or another request its place among all. */

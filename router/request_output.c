@@ -363,7 +363,7 @@ bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t)
 {
     struct dmk_stats *stats = r->all->conf.stats;
     struct dmk_choice *c;
-    const uint64_t now = dmk_loop_now_ns(r->all->conf.loop);
+    const uint64_t now = dmk_requests__now_ns(r->all);
 
     if (t->choice >= r->ask.n) {
         return false;

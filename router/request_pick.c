@@ -54,7 +54,7 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
         .room_tokens = role == DMK_WORKER_DECODE ? r->ask.prompt.len : 0,
         .turn = all->turn++,
     };
-    const uint64_t now = dmk_loop_now_ns(all->conf.loop);
+    const uint64_t now = dmk_requests__now_ns(all);
     bool others = false;
     int best;
 
