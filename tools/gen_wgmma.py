@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the wrappers of wgmma, one for each shape that the kernels use: kernels/cuda/moe_wgmma.cuh (E4M3) and
+"""Writes the wrappers of wgmma, one for each shape that the kernels use: kernels/cuda/wgmma_e4m3.cuh (E4M3) and
 kernels/cuda/wgmma_bf16.cuh.
 
 usage: gen_wgmma.py [--check]     (--check: compare with the files instead of writing them)
@@ -9,7 +9,7 @@ import sys
 
 CUDA = pathlib.Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 
-E4M3_HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
+E4M3_HEAD = '''/* The shapes of dmk_wgmma_e4m3 in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
  *
  * Thread t of the warpgroup holds D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i] in
  * d[4 * j + 2 * h + i]. `add` false: D is overwritten. */
@@ -17,13 +17,10 @@ E4M3_HEAD = '''/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T
 
 #include <stdint.h>
 
-namespace dmk
-{
-
 /* E4M3, K = 32: A in registers, thread t's row 16 * (t / 32) + t % 32 / 4 + 8 * h, columns 16 * i + 4 * (t % 4) to
  * + 3 in a[2 * i + h]; B in shared memory. */
 template <int N>
-__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
+__device__ __forceinline__ void dmk_wgmma_e4m3(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
 '''
 
 BF16_HEAD = '''/* The shapes of dmk_wgmma in use (see wgmma.h): both sides bf16 in shared memory, K = 16; written by tools/gen_wgmma.py. */
@@ -62,8 +59,8 @@ def e4m3(n):
                        '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)')
     return f'''
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<{n}>(float (&d)[{n // 2}], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<{n}>(float (&d)[{n // 2}], const uint32_t *a, uint64_t b,
+                                                   int add)
 {{
 {text}}}
 '''
@@ -83,7 +80,7 @@ template <> struct dmk_wgmma<{n}> {{
 
 def main():
     files = {
-        "moe_wgmma.cuh": E4M3_HEAD + "".join(map(e4m3, range(16, 129, 16))) + "\n} // namespace dmk\n",
+        "wgmma_e4m3.cuh": E4M3_HEAD + "".join(map(e4m3, range(16, 129, 16))),
         "wgmma_bf16.cuh": BF16_HEAD + "".join(map(bf16, (8, 16, 32, 64, 96, 128, 160, 192, 256))),
     }
     if sys.argv[1:] not in ([], ["--check"]):

@@ -111,7 +111,7 @@ __device__ void feed(const CUtensorMap *q_map, const CUtensorMap *page_map, cons
                 dmk_mbar_expect(full, STAGE_BYTES);
                 dmk_tma_load_2d(sh->stage[s], page_map, full, 0,
                                 (int32_t)((head * p.n_pages + id) * 128));
-                tma_load_4d(sh->stage[s] + ATTN_PAGE_BYTES, q_map, full, 0, 0, head, row);
+                dmk_tma_load_4d(sh->stage[s] + ATTN_PAGE_BYTES, q_map, full, 0, 0, head, row);
             }
             __syncwarp();
         }
@@ -134,15 +134,15 @@ __device__ void mend_page(const decode_params &p, const stage_note &note, uint8_
         uint32_t is_v = thread / 8, chunk = thread % 8;
         const uint16_t *src =
             (is_v ? p.v : p.k) + note.row * p.kv_stride + note.head * 64 + chunk * 8;
-        *(uint4 *)(stage + is_v * 8192 + swizzle_128(last, chunk * 16)) = *(const uint4 *)src;
+        *(uint4 *)(stage + is_v * 8192 + dmk_swizzle_128(last, chunk * 16)) = *(const uint4 *)src;
     }
     for (uint32_t i = thread; i < 512; i += 128) {
         if (i / 8 > last) {
             *(uint4 *)(stage + 8192 + i * 16) = make_uint4(0, 0, 0, 0);
         }
     }
-    fence_async_shared();
-    named_barrier(1, 128);
+    dmk_fence_async_shared();
+    dmk_named_barrier(1, 128);
 }
 
 /* A thread's part: output rows d = 16 warp + lane / 4 and + 8, heads 2 (lane % 4) and + 1. */
@@ -177,7 +177,7 @@ __device__ __forceinline__ bool weigh_block(decode_shared *sh, uint8_t *const (&
             float pair = __fadd_rn(weight, __shfl_xor_sync(0xffffffffu, weight, 4));
             both[i & 1] = i < 2 ? pair : __fadd_rn(both[i & 1], pair);
             uint32_t j = 16 * warp + lane / 4 + (i >> 1) * 8;
-            *(__nv_bfloat16 *)(to + swizzle_128(2 * quad + (i & 1), 2 * j)) =
+            *(__nv_bfloat16 *)(to + dmk_swizzle_128(2 * quad + (i & 1), 2 * j)) =
                 __float2bfloat16_rn(weight);
         }
         most = fmaxf(most, fmaxf(both[0], both[1]));
@@ -186,7 +186,7 @@ __device__ __forceinline__ bool weigh_block(decode_shared *sh, uint8_t *const (&
             sh->sum[buffer][page][warp][lane / 8][2 * quad + 1] = both[1];
         }
     }
-    fence_async_shared();
+    dmk_fence_async_shared();
     return most > ATTN_FAR;
 }
 
@@ -211,7 +211,7 @@ __device__ void raise_block(decode_shared *sh, const float (&s)[PAGES][4], part 
         sh->top[warp][2 * quad] = top[0];
         sh->top[warp][2 * quad + 1] = top[1];
     }
-    named_barrier(1, 128);
+    dmk_named_barrier(1, 128);
 #pragma unroll
     for (int h = 0; h < 3; h++) { /* 2: the head whose sum this thread keeps */
         uint32_t head = h < 2 ? 2 * quad + h : lane / 4;
@@ -244,14 +244,14 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
         uint64_t k_tile = dmk_wgmma_desc(stage[page]);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            wgmma_64x8_ss<0>(s[page], k_tile + 2 * i, q_tile + 2 * i, i > 0);
+            dmk_wgmma_64x8_ss<0>(s[page], k_tile + 2 * i, q_tile + 2 * i, i > 0);
         }
     }
     dmk_wgmma_commit();
     dmk_wgmma_wait<0>();
 #pragma unroll
     for (int page = 0; page < PAGES; page++) {
-        wgmma_hold(s[page]);
+        dmk_wgmma_hold(s[page]);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t j = key + page * 64 + (i >> 1) * 8;
@@ -261,10 +261,10 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
         }
     }
     bool far = weigh_block(sh, stage, s, st, buffer, warp, lane);
-    if (named_barrier_any(1, 128, far)) {
+    if (dmk_named_barrier_any(1, 128, far)) {
         raise_block(sh, s, st, warp, lane);
         weigh_block(sh, stage, s, st, buffer, warp, lane);
-        named_barrier(1, 128);
+        dmk_named_barrier(1, 128);
     }
     dmk_wgmma_fence();
 #pragma unroll
@@ -273,7 +273,7 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
         uint64_t w_tile = dmk_wgmma_desc(weights_of(sh, stage, buffer, page));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            wgmma_64x8_ss<1>(st.o, v_tile + 128 * i, w_tile + 2 * i, 1);
+            dmk_wgmma_64x8_ss<1>(st.o, v_tile + 128 * i, w_tile + 2 * i, 1);
         }
     }
     dmk_wgmma_commit();
@@ -288,7 +288,7 @@ __device__ __forceinline__ void step_block(const decode_params &p, decode_shared
         st.sum_l = __fadd_rn(st.sum_l, PAGES == 1 ? sum[0] : __fadd_rn(sum[0], sum[PAGES - 1]));
     }
     dmk_wgmma_wait<0>();
-    wgmma_hold(st.o);
+    dmk_wgmma_hold(st.o);
 }
 
 /* The first m of a head; of one that the group does not have: 0. */
@@ -340,7 +340,7 @@ __device__ __forceinline__ void close_split(decode_shared *sh, const part &st, u
             sh->split_m[lane / 4] = st.sum_m;
         }
     }
-    named_barrier(1, 128);
+    dmk_named_barrier(1, 128);
 }
 
 __device__ __forceinline__ float *partial_of(const decode_params &p, uint32_t slot, uint32_t head)
@@ -483,7 +483,7 @@ __device__ void compute(const decode_params &p, decode_shared *sh, uint32_t thre
             } else {
                 leave_partial(p, sh, note, st, warp, lane);
             }
-            named_barrier(1, 128); /* split_l and split_m have been read */
+            dmk_named_barrier(1, 128); /* split_l and split_m have been read */
         }
     }
 }
@@ -500,7 +500,8 @@ __global__ void __launch_bounds__(160, 2 * BLOCKS_PER_SM)
             dmk_mbar_init(&sh->full[s], 1);
             dmk_mbar_init(&sh->empty[s], 4);
         }
-        dmk_mbar_fence();
+        dmk_mbar_init_fence();
+        dmk_fence_async_shared();
     }
     __syncthreads();
     dmk_pdl_wait();

@@ -117,9 +117,9 @@ __device__ void copy_page(const prefill_params &p, const tile_view &t, uint32_t 
             }
             x = *(const uint4 *)src;
         }
-        *(uint4 *)((is_v ? v : k) + swizzle_128(row, chunk * 16)) = x;
+        *(uint4 *)((is_v ? v : k) + dmk_swizzle_128(row, chunk * 16)) = x;
     }
-    fence_async_shared();
+    dmk_fence_async_shared();
     __syncwarp();
 }
 
@@ -160,8 +160,8 @@ __device__ __forceinline__ void feed_block(const attn_maps &maps, const prefill_
         }
         if (fresh[i]) {
             int32_t row = (int32_t)(t.row + b * 64 - t.pos);
-            tma_load_3d(k + i * 8192, &maps.k, full, 0, t.head, row);
-            tma_load_3d(v + i * 8192, &maps.v, full, 0, t.head, row);
+            dmk_tma_load_3d(k + i * 8192, &maps.k, full, 0, t.head, row);
+            dmk_tma_load_3d(v + i * 8192, &maps.v, full, 0, t.head, row);
         } else {
             uint32_t page = b * 64 < t.seq_end ? t.head * p.n_pages + page_of(p, t, b)
                                                : p.n_kv_heads * p.n_pages;
@@ -185,7 +185,7 @@ __device__ void feed(const attn_maps &maps, const prefill_params &p, prefill_sha
         if (lane == 0) {
             sh->tile[qb] = t;
             dmk_mbar_expect(q_full, sh->Q_BYTES);
-            tma_load_4d(sh->q[qb], &maps.q, q_full, 0, 0, t.head, t.row);
+            dmk_tma_load_4d(sh->q[qb], &maps.q, q_full, 0, 0, t.head, t.row);
         }
         for (uint32_t b = t.block_begin; b < t.block_end; b++, at.step()) {
             dmk_mbar_wait(&sh->empty[at.stage], at.phase);

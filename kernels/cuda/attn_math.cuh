@@ -25,6 +25,14 @@
 
 #define ATTN_FAR 0x1p59f /* a factor 2 below what moves m, for sums are rounded */
 
+/* 2^x, the hardware's approximation; exp2_fast(0) is 1 and of -infinity +0. */
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* The first m; a sink of -inf is as good as one far below every score. */
 __device__ __forceinline__ float attn_begin(float sink)
 {

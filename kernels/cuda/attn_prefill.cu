@@ -23,7 +23,7 @@ struct rows {
 /* Tiles are told by the low word of their descriptor, counted in 16 bytes. */
 __device__ __forceinline__ uint64_t tile_at(uint32_t low)
 {
-    return (uint64_t)WGMMA_TILE_HIGH << 32 | low;
+    return (uint64_t)DMK_WGMMA_HIGH << 32 | low;
 }
 
 /* The same in every lane, and the compiler shall know it. */
@@ -46,8 +46,8 @@ __device__ __forceinline__ void mul_pv(float (&o)[32], const uint32_t (&w)[N], u
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        wgmma_64x64_rs<1>(o, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
-                          tile_at(v + 128 * i), i > 0 ? 1 : add);
+        dmk_wgmma_64x64_rs<1>(o, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
+                              tile_at(v + 128 * i), i > 0 ? 1 : add);
     }
     dmk_wgmma_commit();
 }
@@ -183,26 +183,26 @@ __device__ __forceinline__ void store_rows(const prefill_params &p, const tile_v
                                            uint32_t thread)
 {
     uint32_t warp = thread / 32, lane = thread % 32;
-    named_barrier(1 + wg, 128); /* the queries have been read */
+    dmk_named_barrier(1 + wg, 128); /* the queries have been read */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t row = 16 * warp + 8 * r + lane / 4;
         float inverse = __frcp_rn(st.total_l[r]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            *(uint32_t *)(stage + swizzle_128(row, 16 * i + 4 * (lane & 3))) =
+            *(uint32_t *)(stage + dmk_swizzle_128(row, 16 * i + 4 * (lane & 3))) =
                 dmk_pack_bf16(__fmul_rn(st.o[4 * i + 2 * r], inverse),
                               __fmul_rn(st.o[4 * i + 2 * r + 1], inverse));
         }
     }
-    named_barrier(1 + wg, 128);
+    dmk_named_barrier(1 + wg, 128);
 #pragma unroll
     for (uint32_t i = thread; i < 512; i += 128) {
         uint32_t row = i / 8, chunk = i % 8, token = 8 * wg + row / 8, g = row % 8;
         if (token < t.n_tokens && g < p.group) {
             size_t at = ((size_t)(t.row + token) * p.n_kv_heads + t.head) * p.group + g;
             *(uint4 *)(p.out + at * 64 + chunk * 8) =
-                *(const uint4 *)(stage + swizzle_128(row, chunk * 16));
+                *(const uint4 *)(stage + dmk_swizzle_128(row, chunk * 16));
         }
     }
 }
@@ -249,11 +249,11 @@ __device__ __forceinline__ void weigh_block(const walker<KEYS> &x, rows &st, flo
     }
     weigh(s, st.m, sum);
     pack_weights(w, s);
-    if (named_barrier_any(1 + x.wg, 128, sum[0] > ATTN_FAR || sum[1] > ATTN_FAR)) {
+    if (dmk_named_barrier_any(1 + x.wg, 128, sum[0] > ATTN_FAR || sum[1] > ATTN_FAR)) {
         dmk_wgmma_fence();
         mul_qk(s, x.q, x.k_tile(x.at.stage));
         dmk_wgmma_wait<0>();
-        wgmma_hold(s);
+        dmk_wgmma_hold(s);
         if (MASKED) {
             mask(s, b * KEYS, x.pos, x.window, x.lane);
         }
@@ -276,22 +276,22 @@ __device__ __forceinline__ void step(walker<KEYS> &x, rows &st, uint32_t (&w)[KE
     x.at.step();
     dmk_mbar_wait(&sh->full[x.at.stage], x.at.phase);
     if (KEYS == 128) {
-        named_barrier(turn_of(x.wg), 256);
+        dmk_named_barrier(turn_of(x.wg), 256);
     }
     dmk_wgmma_fence();
     mul_pv(st.o, w, x.k_tile(here) + sh->K_BYTES / 16, st.o_add);
     mul_qk(s, x.q, x.k_tile(x.at.stage));
     if (KEYS == 128) { /* half of this one's turn is over */
         dmk_wgmma_wait<1>();
-        named_arrive(turn_of((x.wg + 1) % WARPGROUPS), 256);
+        dmk_named_arrive(turn_of((x.wg + 1) % WARPGROUPS), 256);
     }
     if (NEW_SPLIT) {
-        wgmma_hold(st.o);
+        dmk_wgmma_hold(st.o);
         fold_split<false>(st, x.total);
     }
     dmk_wgmma_wait<0>();
-    wgmma_hold(s);
-    wgmma_hold(st.o);
+    dmk_wgmma_hold(s);
+    dmk_wgmma_hold(st.o);
     if (x.lane == 0) {
         dmk_mbar_arrive(&sh->empty[here]);
     }
@@ -328,7 +328,7 @@ __device__ __forceinline__ void walk_tile(walker<KEYS> &x, rows &st, uint32_t &b
     dmk_wgmma_fence();
     mul_qk(s, x.q, x.k_tile(x.at.stage));
     dmk_wgmma_wait<0>();
-    wgmma_hold(s);
+    dmk_wgmma_hold(s);
     weigh_block<true>(x, st, s, w, b);
     b++;
     /* Blocks that every row of the warpgroup sees whole come without masks. */
@@ -340,7 +340,7 @@ __device__ __forceinline__ void walk_tile(walker<KEYS> &x, rows &st, uint32_t &b
     dmk_wgmma_fence();
     mul_pv(st.o, w, x.k_tile(x.at.stage) + sh->K_BYTES / 16, st.o_add);
     dmk_wgmma_wait<0>();
-    wgmma_hold(st.o);
+    dmk_wgmma_hold(st.o);
     if (x.lane == 0) {
         dmk_mbar_arrive(&sh->empty[x.at.stage]);
     }
@@ -368,7 +368,7 @@ __device__ void compute(const prefill_params &p, prefill_shared<KEYS> *sh, uint3
     x.wg = wg;
     x.lane = lane;
     if (KEYS == 128 && wg == WARPGROUPS - 1) {
-        named_arrive(turn_of(0), 256);
+        dmk_named_arrive(turn_of(0), 256);
     }
     for (uint32_t round = 0, work; (work = work_of(round)) < n_work; round++) {
         uint32_t qb = round & 1;
@@ -409,7 +409,7 @@ __device__ void compute(const prefill_params &p, prefill_shared<KEYS> *sh, uint3
             x.skip_block();
         }
         store_rows(p, t, st, sh->q[qb] + wg * 8192, wg, thread);
-        fence_async_shared();
+        dmk_fence_async_shared();
         __syncwarp();
         if (lane == 0) {
             dmk_mbar_arrive(&sh->q_empty[qb]);
@@ -434,18 +434,19 @@ __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
             dmk_mbar_init(&sh->q_full[b], 1);
             dmk_mbar_init(&sh->q_empty[b], 4 * WARPGROUPS);
         }
-        dmk_mbar_fence();
+        dmk_mbar_init_fence();
+        dmk_fence_async_shared();
     }
     __syncthreads();
     dmk_pdl_next();
     dmk_pdl_wait();
     if (wg == WARPGROUPS) {
-        give_registers<32>();
+        dmk_regs_drop<32>();
         if (thread < 32) {
             feed(maps, p, sh, thread);
         }
     } else {
-        take_registers<160>(); /* all that the launch has */
+        dmk_regs_raise<160>(); /* all that the launch has */
         compute(p, sh, wg, thread);
     }
 }

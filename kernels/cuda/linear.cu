@@ -131,7 +131,8 @@ template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid
             dmk_mbar_init(&s->full[i], 1);
             dmk_mbar_init(&s->empty[i], 4);
         }
-        dmk_mbar_fence();
+        dmk_mbar_init_fence();
+        dmk_fence_async_shared();
     }
     __syncthreads();
     dmk_pdl_next();

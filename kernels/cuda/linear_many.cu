@@ -62,7 +62,8 @@ __device__ __forceinline__ void begin_ring(const struct ring *r)
     if (threadIdx.x < r->n) {
         dmk_mbar_init(&r->control->full[threadIdx.x], 1);
         dmk_mbar_init(&r->control->empty[threadIdx.x], 8);
-        dmk_mbar_fence();
+        dmk_mbar_init_fence();
+        dmk_fence_async_shared();
     }
     __syncthreads();
 }

@@ -14,8 +14,7 @@
 #include "kernels/cuda/moe.h"
 
 #include "kernels/cuda/moe_fp8.cuh"
-#include "kernels/cuda/moe_sm90.cuh"
-#include "kernels/cuda/moe_wgmma.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/pack.h"
 
 namespace
@@ -125,7 +124,7 @@ struct ring {
 __device__ __forceinline__ void produce(const struct params &p, const uint32_t *table, const uint32_t *pos, uint32_t smem)
 {
     const uint32_t n_parts = (p.n_tiles + 1) / 2;
-    const uint64_t policy = policy_evict_normal();
+    const uint64_t policy = dmk_policy_evict_normal();
     struct ring ring = {0, 0};
     for (struct run run(table, p.n_experts, n_parts); run.at < run.end; run.next()) {
         struct item item = run.get(p, table, pos, n_parts);
@@ -134,15 +133,15 @@ __device__ __forceinline__ void produce(const struct params &p, const uint32_t *
         for (uint32_t kb = 0; kb < p.n_kb; kb++) {
             uint32_t full = smem + SMEM_BARS + ring.slot * 16;
             uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE;
-            mbar_wait(full + 8, ring.phase ^ 1);
-            mbar_expect(full, n_subs * W_BYTES + item.width * 132);
+            dmk_mbar_wait(full + 8, ring.phase ^ 1);
+            dmk_mbar_expect(full, n_subs * W_BYTES + item.width * 132);
             for (uint32_t sub = 0; sub < n_subs; sub++) {
-                bulk_load(stage + sub * W_BYTES,
+                dmk_bulk_load(stage + sub * W_BYTES,
                           p.w + ((uint64_t)(tile + sub) * p.n_kb + kb) * W_BYTES, W_BYTES, full, policy);
             }
             uint64_t at = (uint64_t)kb * p.n_positions + item.position;
-            bulk_load(stage + STAGE_TOKENS, p.in + at * 128, item.width * 128, full, policy);
-            bulk_load(stage + STAGE_SCALES, p.in_scales + at, item.width * 4, full, policy);
+            dmk_bulk_load(stage + STAGE_TOKENS, p.in + at * 128, item.width * 128, full, policy);
+            dmk_bulk_load(stage + STAGE_SCALES, p.in_scales + at, item.width * 4, full, policy);
             ring.next();
         }
     }
@@ -181,13 +180,13 @@ __device__ __forceinline__ float ratio_of_powers(float a, float b)
 template <int N>
 __device__ __forceinline__ void issue(float (&raw)[N / 2], const uint32_t (&a)[16], uint32_t b)
 {
-    wgmma_hold(raw);
-    wgmma_fence();
+    dmk_wgmma_hold(raw);
+    dmk_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        wgmma_e4m3_rs<N>(raw, a + 4 * k, wgmma_desc(b + k * 2), k != 0);
+        dmk_wgmma_e4m3<N>(raw, a + 4 * k, dmk_wgmma_desc(b + k * 2), k != 0);
     }
-    wgmma_commit();
+    dmk_wgmma_commit();
 }
 
 /* The E4M3 bytes of magnitudes 0 to 3 and 4 to 7 of a group: number j is 0, 1/2, 1, 3/2, 2, 3, 4, 6 times 2^shift. */
@@ -210,13 +209,13 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t whi
  * which takes four magnitudes at a time; then come the signs. `table` has the eight bytes of every shift. */
 __device__ __forceinline__ void expand(uint32_t (&a)[16], uint32_t codes, uint32_t shifts, uint32_t table)
 {
-    const uint2 shift = lds64(shifts);
-    const uint4 first = lds128(codes), second = lds128(codes + 2048);
+    const uint2 shift = dmk_lds64(shifts);
+    const uint4 first = dmk_lds128(codes), second = dmk_lds128(codes + 2048);
     const uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
     uint2 code[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        code[i] = lds64(table + permute(i % 2 ? shift.y : shift.x, 0, 0x4440 + i / 2));
+        code[i] = dmk_lds64(table + permute(i % 2 ? shift.y : shift.x, 0, 0x4440 + i / 2));
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -252,8 +251,8 @@ __device__ __forceinline__ void multiply(const struct params &p, const struct it
     }
     for (uint32_t kb = 0; kb < p.n_kb; kb++) {
         const uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;
-        const uint32_t tokens = __shfl_sync(0xffffffffu, wgmma_desc_low(stage + STAGE_TOKENS), 0);
-        mbar_wait(full, ring.phase);
+        const uint32_t tokens = __shfl_sync(0xffffffffu, dmk_wgmma_low(stage + STAGE_TOKENS), 0);
+        dmk_mbar_wait(full, ring.phase);
 #pragma unroll
         for (uint32_t sub = 0; sub < SUBS; sub++) {
             float raw[N / 2], scale[N / 4];
@@ -269,15 +268,15 @@ __device__ __forceinline__ void multiply(const struct params &p, const struct it
                 multiply_by(acc[sub], ratio_of_powers(unit[sub], w_scale));
                 unit[sub] = w_scale;
             }
-            wgmma_wait<0>();
-            wgmma_hold(raw);
+            dmk_wgmma_wait<0>();
+            dmk_wgmma_hold(raw);
             load_scales<N, FIRST, N / 16>(scale, stage + lane_scales);
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
                 acc[sub][i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[sub][i]);
             }
         }
-        mbar_arrive_warp(full + 8);
+        dmk_mbar_arrive_warp(full + 8);
         ring.next();
     }
 #pragma unroll
@@ -387,9 +386,9 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
     }
     note_amax<N, SUBS>(z, amax, warp);
     if (tid == 0) {
-        bulk_store_wait_read();
+        dmk_bulk_store_wait_read();
     }
-    bar_sync(BAR_MATH, THREADS);
+    dmk_named_barrier(BAR_MATH, THREADS);
     if (tid < N / 2) {
         uint32_t word = amax[tid];
         __nv_bfloat162 m = *(__nv_bfloat162 *)&word;
@@ -407,15 +406,15 @@ __device__ __forceinline__ void gate_up_item(const struct params &p, const struc
             }
         }
     }
-    bar_sync(BAR_MATH, THREADS);
+    dmk_named_barrier(BAR_MATH, THREADS);
 #pragma unroll
     for (uint32_t sub = 0; sub < SUBS; sub++) {
         quantise<N>(z[sub], inv, image, sub * 64 + warp * 8 + g);
     }
-    fence_async_shared();
-    bar_sync(BAR_MATH, THREADS);
+    dmk_fence_async_shared();
+    dmk_named_barrier(BAR_MATH, THREADS);
     if (tid == 0 && item.n_valid > 0) {
-        bulk_store(p.z + ((uint64_t)item.part * p.n_positions + item.position) * 128,
+        dmk_bulk_store(p.z + ((uint64_t)item.part * p.n_positions + item.position) * 128,
                    smem + SMEM_IMAGE, (uint32_t)item.n_valid * 128);
     }
 }
@@ -518,7 +517,7 @@ __device__ __forceinline__ void consume(const struct params &p, const uint32_t *
         }
     }
     if (GATE_UP && threadIdx.x == 128) {
-        bulk_store_wait();
+        dmk_bulk_store_wait();
     }
 }
 
@@ -526,35 +525,35 @@ template <bool GATE_UP, int WGS>
 __global__ void __launch_bounds__(128 + WGS * 128, 1) moe_fp8(const __grid_constant__ struct params p)
 {
     extern __shared__ uint8_t raw[];
-    const uint32_t smem = (smem_addr(raw) + 1023) / 1024 * 1024;
-    uint8_t *base = raw + (smem - smem_addr(raw));
+    const uint32_t smem = (dmk_smem_u32(raw) + 1023) / 1024 * 1024;
+    uint8_t *base = raw + (smem - dmk_smem_u32(raw));
     uint32_t *table = (uint32_t *)(base + SMEM_TABLE), *pos = table + MAX_EXPERTS + 1;
     if (threadIdx.x - 32 < N_SHIFTS) {
         ((uint2 *)(base + SMEM_CODES))[threadIdx.x - 32] = codes_of((int)threadIdx.x - 32 + DMK_FP8PACK_SHIFT_LOW);
     }
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < N_STAGES; i++) {
-            mbar_init(smem + SMEM_BARS + i * 16, 1);
-            mbar_init(smem + SMEM_BARS + i * 16 + 8, WGS * 4);
+            dmk_mbar_init(smem + SMEM_BARS + i * 16, 1);
+            dmk_mbar_init(smem + SMEM_BARS + i * 16 + 8, WGS * 4);
         }
-        mbar_init_fence();
+        dmk_mbar_init_fence();
     }
-    grid_wait();
+    dmk_pdl_wait();
     if (threadIdx.x < 32) {
         count_tiles(p.expert_begin, p.n_experts, table, pos, p.width_max);
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        regs_drop<24>();
+        dmk_regs_drop<24>();
         if (threadIdx.x == 0) {
             produce(p, table, pos, smem);
         }
     } else {
-        regs_raise<WGS == 4 ? 112 : 240>();
+        dmk_regs_raise<WGS == 4 ? 112 : 240>();
         consume<GATE_UP, WGS>(p, table, pos, base, smem);
     }
     __syncwarp();
-    grid_launch_dependents();
+    dmk_pdl_next();
 }
 
 } // namespace

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/moe.h"
-#include "kernels/cuda/moe_sm90.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 /* Step 0 of dmk_moe_fp8_step (moe_quant.cu). */
 cudaError_t dmk_moe_fp8_quantise(const struct dmk_moe_layer_args *args, const struct dmk_moe_fp8_layout *layout,

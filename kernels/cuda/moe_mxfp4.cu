@@ -15,7 +15,7 @@
 #include "kernels/cuda/moe.h"
 
 #include "kernels/cuda/moe_mxfp4.cuh"
-#include "kernels/cuda/moe_sm90.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/pack.h"
 
 namespace
@@ -146,16 +146,16 @@ struct run {
 __device__ void produce(const struct params &p, const struct product &m, const uint32_t *table,
                         uint32_t stages, uint32_t bars, struct ring &ring)
 {
-    uint64_t policy = policy_evict_first();
+    uint64_t policy = dmk_policy_evict_first();
     for (struct run run(table, p.n_experts, m.n_tiles); run.at < run.end; run.at++) {
         struct item item = run.get(table, m.n_tiles);
         const uint8_t *src =
             m.packed + ((uint64_t)item.expert * m.n_tiles + item.row_tile) * m.n_stages * STAGE;
         for (uint32_t s = 0; s < m.n_stages; s++) {
             uint32_t full = bars + ring.slot * 16, empty = full + 8;
-            mbar_wait(empty, ring.phase ^ 1);
-            mbar_expect(full, STAGE);
-            bulk_load(stages + ring.slot * STAGE, src + (uint64_t)s * STAGE, STAGE, full, policy);
+            dmk_mbar_wait(empty, ring.phase ^ 1);
+            dmk_mbar_expect(full, STAGE);
+            dmk_bulk_load(stages + ring.slot * STAGE, src + (uint64_t)s * STAGE, STAGE, full, policy);
             ring.next();
         }
     }
@@ -187,7 +187,7 @@ __device__ void load_tokens(const struct params &p, const struct product &m, uin
             }
 #pragma unroll
             for (uint32_t r = 0; r < 8; r++) {
-                sts128(dst + (r0 + r) * 128 + ((c % 8) ^ r) * 16, v[r]);
+                dmk_sts128(dst + (r0 + r) * 128 + ((c % 8) ^ r) * 16, v[r]);
             }
         }
     }
@@ -203,8 +203,8 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t cod
     uint32_t sc[3];
 #pragma unroll
     for (int q = 0; q < 3; q++) {
-        w[q] = lds128(codes + q * 2048);
-        sc[q] = lds32(scales + q * 4);
+        w[q] = dmk_lds128(codes + q * 2048);
+        sc[q] = dmk_lds32(scales + q * 4);
     }
 #pragma unroll
     for (int q = 0; q < 3; q++) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t cod
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        mbar_arrive(empty);
+        dmk_mbar_arrive(empty);
     }
 }
 
@@ -253,30 +253,30 @@ __device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_
     /* The reader waits too: a group may be ahead of the others by more items than there are buffers, and would
      * then take an older phase of `full` for its own, since a wait tells phases by their parity. */
     if (phase > 0) {
-        mbar_wait(empty, (phase - 1) % 2);
+        dmk_mbar_wait(empty, (phase - 1) % 2);
     }
     if (group != reader) {
         const uint32_t slot = group - (group > reader);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            sts128(at + (slot * (N / 8) + i) * 2048,
+            dmk_sts128(at + (slot * (N / 8) + i) * 2048,
                    make_uint4(__float_as_uint(acc[4 * i]), __float_as_uint(acc[4 * i + 1]),
                               __float_as_uint(acc[4 * i + 2]), __float_as_uint(acc[4 * i + 3])));
         }
         __syncwarp();
         if (thread % 32 == 0) {
-            mbar_arrive(full);
+            dmk_mbar_arrive(full);
         }
         return false;
     }
-    mbar_wait(full, phase % 2);
+    dmk_mbar_wait(full, phase % 2);
     float sum[N / 2];
 #pragma unroll
     for (uint32_t g = 0; g < N_GROUPS; g++) {
         const uint32_t slot = g - (g > reader);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            uint4 v = lds128(at + ((g == reader ? 0 : slot) * (N / 8) + i) * 2048);
+            uint4 v = dmk_lds128(at + ((g == reader ? 0 : slot) * (N / 8) + i) * 2048);
             const float other[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                                     __uint_as_float(v.w)};
 #pragma unroll
@@ -292,7 +292,7 @@ __device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_
     }
     __syncwarp();
     if (thread % 32 == 0) {
-        mbar_arrive(empty);
+        dmk_mbar_arrive(empty);
     }
     return true;
 }
@@ -374,9 +374,9 @@ __device__ void consume(const struct params &p, const struct product &m, const u
             }
             have_expert = item.expert;
             have_tile = item.token_tile;
-            bar_sync(BAR_GROUP + group, 128);
+            dmk_named_barrier(BAR_GROUP + group, 128);
             load_tokens<N, GATE_UP>(p, m, slot0, n_valid, smem + at.tokens);
-            bar_sync(BAR_GROUP + group, 128);
+            dmk_named_barrier(BAR_GROUP + group, 128);
         }
         float acc[N / 2] = {};
         float2 bias = make_float2(0.0f, 0.0f);
@@ -385,7 +385,7 @@ __device__ void consume(const struct params &p, const struct product &m, const u
         }
         for (uint32_t s = 0; s < m.n_stages; s++) {
             uint32_t full = smem + at.bars + ring.slot * 16, stage = at.stages + ring.slot * STAGE;
-            mbar_wait(full, ring.phase);
+            dmk_mbar_wait(full, ring.phase);
             multiply_stage<N>(acc, codes + stage, scales + stage, tokens + s * 3 * N_GROUPS * N * 128,
                               full + 8);
             ring.next();
@@ -393,7 +393,7 @@ __device__ void consume(const struct params &p, const struct product &m, const u
         if (join<N>(acc, smem + at.part, smem + at.part_bars, n_done)) {
             finish<N, GATE_UP>(p, m, acc, item, bias, slot0, n_valid);
             if (FUSED && GATE_UP) {
-                bar_sync(BAR_GROUP + group, 128);
+                dmk_named_barrier(BAR_GROUP + group, 128);
                 if (thread == 0) {
                     add_release(p.done + item.expert);
                 }
@@ -425,26 +425,26 @@ template <int N, int WHICH>
 __global__ void __launch_bounds__(N_THREADS, 1) moe_mxfp4(const __grid_constant__ struct params p)
 {
     extern __shared__ uint8_t raw[];
-    uint32_t smem = (smem_addr(raw) + 1023) / 1024 * 1024;
+    uint32_t smem = (dmk_smem_u32(raw) + 1023) / 1024 * 1024;
     uint32_t k_stages = WHICH == GATE_UP_ONLY ? p.gate_up.n_stages : p.down.n_stages;
     if (WHICH == FUSED_BOTH && p.gate_up.n_stages > k_stages) {
         k_stages = p.gate_up.n_stages;
     }
     const layout<N> at(k_stages);
-    uint32_t *table = (uint32_t *)(raw + (smem - smem_addr(raw)) + at.table);
-    uint32_t *begin = (uint32_t *)(raw + (smem - smem_addr(raw)) + at.begin);
+    uint32_t *table = (uint32_t *)(raw + (smem - dmk_smem_u32(raw)) + at.table);
+    uint32_t *begin = (uint32_t *)(raw + (smem - dmk_smem_u32(raw)) + at.begin);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < at.n_stages; i++) {
-            mbar_init(smem + at.bars + i * 16, 1);
-            mbar_init(smem + at.bars + i * 16 + 8, N_GROUPS * 4);
+            dmk_mbar_init(smem + at.bars + i * 16, 1);
+            dmk_mbar_init(smem + at.bars + i * 16 + 8, N_GROUPS * 4);
         }
         for (uint32_t i = 0; i < layout<N>::N_PARTS; i++) {
-            mbar_init(smem + at.part_bars + i * 16, (N_GROUPS - 1) * 4);
-            mbar_init(smem + at.part_bars + i * 16 + 8, 4);
+            dmk_mbar_init(smem + at.part_bars + i * 16, (N_GROUPS - 1) * 4);
+            dmk_mbar_init(smem + at.part_bars + i * 16 + 8, 4);
         }
-        mbar_init_fence();
+        dmk_mbar_init_fence();
     }
-    grid_wait();
+    dmk_pdl_wait();
     if (threadIdx.x < 32) {
         count_tiles<N>(p, table);
     } else if (threadIdx.x - 32 <= p.n_experts) {
@@ -471,7 +471,7 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_mxfp4(const __grid_constant_
             consume<N, false, WHICH == FUSED_BOTH>(p, p.down, table, begin, smem, at, ring, n_done);
         }
     }
-    grid_launch_dependents();
+    dmk_pdl_next();
     if (WHICH == FUSED_BOTH) {
         reset_counters(p);
     }

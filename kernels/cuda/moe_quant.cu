@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
 {
     __shared__ uint32_t table[MAX_EXPERTS + 1], pos[MAX_EXPERTS + 1], begin[MAX_EXPERTS + 1];
     __shared__ uint32_t position[16];
-    grid_wait();
+    dmk_pdl_wait();
     if (threadIdx.x < 32) {
         count_tiles(p.expert_begin, p.n_experts, table, pos, N_MAX);
     }
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
         }
         __syncthreads();
     }
-    grid_launch_dependents();
+    dmk_pdl_next();
 }
 
 } // namespace

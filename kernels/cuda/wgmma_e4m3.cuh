@@ -1,4 +1,4 @@
-/* The shapes of wgmma in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
+/* The shapes of dmk_wgmma_e4m3 in use, D[64][N] (+)= A[64][32] B[N][32]^T in fp32; written by tools/gen_wgmma.py.
  *
  * Thread t of the warpgroup holds D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i] in
  * d[4 * j + 2 * h + i]. `add` false: D is overwritten. */
@@ -6,17 +6,14 @@
 
 #include <stdint.h>
 
-namespace dmk
-{
-
 /* E4M3, K = 32: A in registers, thread t's row 16 * (t / 32) + t % 32 / 4 + 8 * h, columns 16 * i + 4 * (t % 4) to
  * + 3 in a[2 * i + h]; B in shared memory. */
 template <int N>
-__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
+__device__ __forceinline__ void dmk_wgmma_e4m3(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add);
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<16>(float (&d)[8], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<16>(float (&d)[8], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
@@ -28,8 +25,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<16>(float (&d)[8], const uint32_t 
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<32>(float (&d)[16], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<32>(float (&d)[16], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
@@ -44,8 +41,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<32>(float (&d)[16], const uint32_t
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<48>(float (&d)[24], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<48>(float (&d)[24], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 {"
@@ -63,8 +60,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<48>(float (&d)[24], const uint32_t
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<64>(float (&d)[32], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<64>(float (&d)[32], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
@@ -85,8 +82,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<64>(float (&d)[32], const uint32_t
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<80>(float (&d)[40], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<80>(float (&d)[40], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %45, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n80k32.f32.e4m3.e4m3 {"
@@ -110,8 +107,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<80>(float (&d)[40], const uint32_t
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<96>(float (&d)[48], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<96>(float (&d)[48], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
@@ -138,8 +135,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<96>(float (&d)[48], const uint32_t
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<112>(float (&d)[56], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<112>(float (&d)[56], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %61, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n112k32.f32.e4m3.e4m3 {"
@@ -169,8 +166,8 @@ __device__ __forceinline__ void wgmma_e4m3_rs<112>(float (&d)[56], const uint32_
 }
 
 template <>
-__device__ __forceinline__ void wgmma_e4m3_rs<128>(float (&d)[64], const uint32_t *a, uint64_t b,
-                                                  int add)
+__device__ __forceinline__ void dmk_wgmma_e4m3<128>(float (&d)[64], const uint32_t *a, uint64_t b,
+                                                   int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
@@ -201,5 +198,3 @@ __device__ __forceinline__ void wgmma_e4m3_rs<128>(float (&d)[64], const uint32_
                    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-
-} // namespace dmk
