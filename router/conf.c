@@ -39,6 +39,10 @@ static const struct dmk_conf_option options[] = {
      AT(admin_keys)},
     {"admin-keys-file", DMK_CONF_STR, "", 0, 0, NULL,
      "file of further such keys, one a line; read again when it changes", AT(admin_keys_file)},
+    {"allowed-origins", DMK_CONF_STR_LIST, "", 0, 0, NULL,
+     "origins (https://app.example, or * for any) whose web pages may call the HTTP API from a "
+     "browser; empty = none",
+     AT(allowed_origins)},
     {"tls-cert", DMK_CONF_STR, "", 0, 0, NULL,
      "certificate chain (PEM) of the HTTP and gRPC servers; read again when it changes; empty = no "
      "TLS",

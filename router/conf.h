@@ -15,6 +15,7 @@ struct dmk_router_conf {
     struct dmk_conf_list prefill, decode;
     struct dmk_conf_list api_keys, admin_keys;
     char *api_keys_file, *admin_keys_file;
+    struct dmk_conf_list allowed_origins;
     char *tls_cert, *tls_key, *tls_client_ca; /* "" = no TLS; no certificate asked of clients */
     bool admin_tls;
     char *worker_tls_ca, *worker_tls_cert, *worker_tls_key, *worker_tls_name;

@@ -5,6 +5,7 @@
  * Bytes of one batch of worker events go out in one write. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include "common/base/assert.h"
 #include "common/base/spell.h"
 #include "common/http/http.h"
@@ -296,9 +297,29 @@ struct route {
     void (*answer)(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest);
 };
 
+/* A browser asks before it sends JSON to another origin, but not before it sends text or a form: so a page that is
+ * not allowed could make work here whose answer it never reads. Who is no browser may leave the type out. */
+static bool is_json_of_page(const struct dmk_http_req *req)
+{
+    const struct dmk_str type = dmk_http_header(req, "content-type");
+    const size_t n = strlen(JSON);
+
+    return !dmk_http_header(req, "origin").data ||
+           (type.len >= n && strncasecmp(type.data, JSON, n) == 0 &&
+            (type.len == n || strchr("; \t", type.data[n])));
+}
+
 static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     (void)rest;
+    if (!is_json_of_page(req)) {
+        struct dmk_api_error error;
+
+        (void)dmk_api_fail(&error, 415, "unsupported_media_type",
+                           "a request with an Origin must have Content-Type: " JSON);
+        respond_error(req, &error, NULL);
+        return;
+    }
     start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
 }
 

@@ -134,6 +134,8 @@ static int start_http(struct program *p, struct dmk_error *reterr)
         .tls_key = p->conf.tls_key,
         .tls_client_ca = p->conf.tls_client_ca,
         .allow = "GET, HEAD, POST, OPTIONS",
+        .origins = (const char *const *)p->conf.allowed_origins.items,
+        .n_origins = p->conf.allowed_origins.n,
         .on_request = dmk_http_front_on_request,
         .on_error = dmk_http_front_on_error,
         .ud = &p->http_front,
@@ -155,6 +157,7 @@ static int start_http(struct program *p, struct dmk_error *reterr)
     }
     conf.tls_client_ca = NULL;
     conf.max_body_bytes = 65536;
+    conf.n_origins = 0;
     conf.ud = &p->admin_front;
     return dmk_http_server_new(p->router.loop, &conf, &p->admin, reterr);
 }

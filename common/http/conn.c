@@ -260,10 +260,8 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
         (void)snprintf(extra, sizeof(extra), "Retry-After: 1\r\n");
     } else if (status == 405) {
         (void)snprintf(extra, sizeof(extra), "Allow: %s\r\n", server->conf.allow);
-    }
-    if (conn->req) {
-        dmk_http__req_free(conn->req);
-        conn->req = NULL;
+    } else if (status == 415) {
+        (void)snprintf(extra, sizeof(extra), "Accept-Encoding: identity\r\n");
     }
     dmk_buf_init(&body, 1u << 16);
     if (json) {
@@ -271,7 +269,12 @@ void dmk_http__conn_fail(struct dmk_http__conn *conn, unsigned status, const cha
     } else {
         dmk_buf_printf(&body, "%s\n", sentence);
     }
-    dmk_http__put_head(server, &conn->out, status, json ? "application/json" : "text/plain", extra);
+    dmk_http__put_head(server, conn->req, &conn->out, status,
+                       json ? "application/json" : "text/plain", extra);
+    if (conn->req) {
+        dmk_http__req_free(conn->req);
+        conn->req = NULL;
+    }
     dmk_buf_printf(&conn->out, "Content-Length: %zu\r\nConnection: close\r\n\r\n", body.len);
     dmk_buf_append(&conn->out, body.data, body.len);
     dmk_buf_fini(&body);

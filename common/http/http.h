@@ -6,8 +6,9 @@
  * header other than dmk_http_server_free.
  *
  * Done here and never seen by the handler: keep-alive, pipelining (one request of a connection at a time,
- * in order), Expect: 100-continue, HEAD (the body of the answer is left out), HTTP/1.0, malformed requests
- * (400), too much header (431), body (413), time (408) or connections (503). A client that closes its
+ * in order), Expect: 100-continue, HEAD (the body of the answer is left out), HTTP/1.0, preflights of origins
+ * that are allowed, malformed requests (400), packed bodies (415, 501), too much header (431), body (413), time
+ * (408) or connections (503). A client that closes its
  * sending half while its answer is pending counts as gone. What a turn of the loop writes to a connection
  * goes out in one piece. */
 #pragma once
@@ -33,6 +34,10 @@ struct dmk_http_conf {
     /* "GET, POST": the methods that some path takes, for the 405 to a method that HTTP does not know. NULL: such
      * a request is malformed (400). */
     const char *allow;
+    /* Origins ("https://app.example", "*" = any) whose pages may read answers in a browser; none by default. The
+     * words live as long as the server. */
+    const char *const *origins;
+    size_t n_origins;
     void (*on_request)(void *ud, struct dmk_http_req *req);
     /* The body of an error that is answered here (status, one sentence) as application/json; NULL = the
      * sentence as text. */

@@ -1,5 +1,5 @@
 /* What the files of this folder share: server.c (listening, connection count), conn.c (bytes in and out,
- * timers, the end of a connection), parse.c (llhttp to request), respond.c (answers).
+ * timers, the end of a connection), parse.c (llhttp to request), respond.c (answers), cors.c (browsers).
  *
  * A connection reads into a bounded buffer, parses until one request is complete and then pauses the
  * parser; bytes that come meanwhile (pipelining) wait in the buffer. The next request starts when the
@@ -152,9 +152,19 @@ void dmk_http__settings_init(llhttp_settings_t *settings);
 /* Parses what is in the buffer until a request is complete, an error, or the bytes run out. */
 void dmk_http__conn_parse(struct dmk_http__conn *conn);
 
+/* cors.c */
+bool dmk_http__origin_is_valid(const char *origin);
+/* The lines that an answer to req needs so that a page of its origin may read it. */
+void dmk_http__cors_put(const struct dmk_http_req *req, const struct dmk_http_conf *conf,
+                        struct dmk_buf *out);
+/* Answers a preflight of an allowed origin; false: req is none. */
+bool dmk_http__cors_preflight(struct dmk_http_req *req, const struct dmk_http_conf *conf);
+
 /* respond.c */
-void dmk_http__put_head(struct dmk_http_server *server, struct dmk_buf *out, unsigned status,
-                        const char *content_type, const char *extra);
+/* req: what is answered, its headers complete or not; NULL when there is none. */
+void dmk_http__put_head(struct dmk_http_server *server, const struct dmk_http_req *req,
+                        struct dmk_buf *out, unsigned status, const char *content_type,
+                        const char *extra);
 void dmk_http__req_free(struct dmk_http_req *req);
 /* Parts the request from its connection; on_gone follows at the end of the turn. */
 void dmk_http__req_lost(struct dmk_http_req *req);

@@ -120,6 +120,31 @@ static size_t count_headers(const struct dmk_http_req *req, const char *name)
     return n;
 }
 
+/* True when the header is absent, or stands once and is the one word that is understood. */
+static bool is_only(const struct dmk_http_req *req, const char *name, const char *word)
+{
+    const struct dmk_str value = dmk_http_header(req, name);
+    const size_t len = strlen(word);
+
+    return !value.data || (count_headers(req, name) == 1 && value.len == len &&
+                           strncasecmp(value.data, word, len) == 0);
+}
+
+/* Nothing is unpacked here, neither bodies nor what carries them: who packs is told so before the body comes. */
+static int check_codings(struct dmk_http__conn *conn)
+{
+    /* Where chunked is not the last, the parser refuses by itself. */
+    if ((conn->parser.flags & F_CHUNKED) && !is_only(conn->req, "transfer-encoding", "chunked")) {
+        return refuse(conn, 501, "the only Transfer-Encoding that is understood here is chunked");
+    }
+    if (!is_only(conn->req, "content-encoding", "identity")) {
+        return refuse(
+            conn, 415,
+            "the request has a Content-Encoding; bodies are taken as they are (identity) only");
+    }
+    return 0;
+}
+
 static int check_expect(struct dmk_http__conn *conn, struct dmk_str expect)
 {
     if (!expect.data || conn->req->is_http10) {
@@ -161,8 +186,22 @@ static int on_headers_complete(llhttp_t *parser)
         parser->content_length > conn->server->conf.max_body_bytes) {
         return refuse(conn, 413, "the request's body is too large");
     }
+    if (check_codings(conn) != 0) {
+        return HPE_USER;
+    }
     conn->trailers = true; /* header callbacks from here on */
     return check_expect(conn, dmk_http_header(req, "expect"));
+}
+
+/* The next chunk's size is known: a body that will be too large is refused before it comes. */
+static int on_chunk_header(llhttp_t *parser)
+{
+    struct dmk_http__conn *conn = parser->data;
+
+    if (parser->content_length > conn->server->conf.max_body_bytes - conn->req->body.len) {
+        return refuse(conn, 413, "the request's body is too large");
+    }
+    return 0;
 }
 
 static int on_body(llhttp_t *parser, const char *at, size_t len)
@@ -192,6 +231,7 @@ void dmk_http__settings_init(llhttp_settings_t *settings)
     settings->on_header_value = on_header_value;
     settings->on_header_value_complete = on_header_value_complete;
     settings->on_headers_complete = on_headers_complete;
+    settings->on_chunk_header = on_chunk_header;
     settings->on_body = on_body;
     settings->on_chunk_extension_name = on_chunk_extension;
     settings->on_chunk_extension_value = on_chunk_extension;
@@ -207,7 +247,9 @@ static void request_complete(struct dmk_http__conn *conn)
     conn->close_after = !req->keep_alive;
     conn->progress_ns = dmk_loop_now_ns(server->loop);
     dmk_http__conn_state(conn, DMK_HTTP__PENDING);
-    server->conf.on_request(server->conf.ud, req);
+    if (!dmk_http__cors_preflight(req, &server->conf)) {
+        server->conf.on_request(server->conf.ud, req);
+    }
 }
 
 /* The two protocols that come to the wrong port: both know nothing of a 400, and both open a connection. */

@@ -164,8 +164,9 @@ static const char *reason_of(unsigned status)
     return "Unknown";
 }
 
-void dmk_http__put_head(struct dmk_http_server *server, struct dmk_buf *out, unsigned status,
-                        const char *content_type, const char *extra)
+void dmk_http__put_head(struct dmk_http_server *server, const struct dmk_http_req *req,
+                        struct dmk_buf *out, unsigned status, const char *content_type,
+                        const char *extra)
 {
     const int64_t now_s = dmk_clock_unix_s();
 
@@ -180,6 +181,9 @@ void dmk_http__put_head(struct dmk_http_server *server, struct dmk_buf *out, uns
     dmk_buf_printf(out, "HTTP/1.1 %u %s\r\nDate: %s\r\n", status, reason_of(status), server->date);
     if (content_type) {
         dmk_buf_printf(out, "Content-Type: %s\r\n", content_type);
+    }
+    if (req) {
+        dmk_http__cors_put(req, &server->conf, out);
     }
     if (extra) {
         dmk_buf_puts(out, extra);
@@ -220,7 +224,7 @@ void dmk_http_respond(struct dmk_http_req *req, unsigned status, const char *con
 
     dmk_assert(!req->begun);
     if (conn) {
-        dmk_http__put_head(conn->server, &conn->out, status, content_type, extra);
+        dmk_http__put_head(conn->server, req, &conn->out, status, content_type, extra);
         if (!has_no_body(status)) {
             dmk_buf_printf(&conn->out, "Content-Length: %zu\r\n", body.len);
         }
@@ -244,7 +248,7 @@ void dmk_http_begin(struct dmk_http_req *req, unsigned status, const char *conte
     if (!conn) {
         return;
     }
-    dmk_http__put_head(conn->server, &conn->out, status, content_type, extra);
+    dmk_http__put_head(conn->server, req, &conn->out, status, content_type, extra);
     req->chunked = !req->is_http10;
     if (req->chunked) {
         dmk_buf_puts(&conn->out, "Transfer-Encoding: chunked\r\n");

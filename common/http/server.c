@@ -89,6 +89,14 @@ int dmk_http_server_new(struct dmk_loop *loop, const struct dmk_http_conf *conf,
     struct dmk_http__tls *tls = NULL;
     int status = resolve(conf, &addr, reterr);
 
+    for (size_t i = 0; i < conf->n_origins && status == 0; i++) {
+        if (!dmk_http__origin_is_valid(conf->origins[i])) {
+            status = dmk_error_set(reterr, -DMK_EINVAL,
+                                   "\"%s\" is no origin: scheme://host, with :port where it is not "
+                                   "the usual one and nothing behind it, or *",
+                                   conf->origins[i]);
+        }
+    }
     if (status == 0 &&
         ((conf->tls_cert && conf->tls_cert[0]) || (conf->tls_key && conf->tls_key[0]))) {
         status = dmk_http__tls_new(conf, &tls, reterr);

@@ -367,6 +367,43 @@ def test_no_route_without_a_key(workers):
         assert not [k for k in KEYS if k in r.log_text()]
 
 
+def test_web_pages_of_allowed_origins(workers):
+    """What a browser does for a page: it asks first, without a key, and shows the page what it may read."""
+    page, json_type = {"Origin": "https://app.example"}, {"Content-Type": "application/json"}
+    asks = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type, x-stainless-os"}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    chat = "/v1/chat/completions"
+    d = workers("decode", script=says(HELLO))
+    with Router(decode=[d], args=["--allowed-origins", "https://app.example,http://localhost:3000", "--api-keys", "secret"],
+                ready=False) as r:
+        for path in (chat, "/v1/models", "/nowhere"):
+            status, headers, data = r.request("OPTIONS", path, headers=asks)
+            assert (status, data) == (204, b"") and headers["access-control-allow-origin"] == "https://app.example", path
+            assert "POST" in headers["access-control-allow-methods"]
+            assert headers["access-control-allow-headers"] == asks["Access-Control-Request-Headers"]
+        assert r.request("OPTIONS", chat, headers={**asks, "Origin": "https://other.example"})[0] == 401
+        r.key = "secret"
+        r.wait_ready()
+        for fields, more, want in (({}, json_type, 200), ({"stream": True}, json_type, 200), ({"n": 0}, json_type, 400),
+                                   ({}, {**json_type, "Authorization": "Bearer no"}, 401),
+                                   ({}, {"Content-Type": "application/json; charset=utf-8"}, 200)):
+            status, headers, _ = r.request("POST", chat, {**body, **fields}, {**page, **more})
+            assert status == want and headers["access-control-allow-origin"] == "https://app.example"
+            assert headers["access-control-expose-headers"] == "*" and headers["vary"] == "Origin"
+        # What a browser sends without asking makes no work.
+        for origin in ("https://app.example", "https://other.example", "null"):
+            for more in ({"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}, {},
+                         {"Content-Type": "application/jsonx"}):
+                status, _, data = r.request("POST", chat, body, {"Origin": origin, **more})
+                assert status == 415 and json.loads(data)["error"]["code"] == "unsupported_media_type"
+        assert r.request("POST", chat, body)[0] == 200
+        status, headers, _ = r.request("POST", chat, body, {"Origin": "https://other.example", **json_type})
+        assert status == 200 and "access-control-allow-origin" not in headers
+        status, headers, data = r.request("POST", chat, body, {**json_type, "Content-Encoding": "gzip"})
+        assert status == 415 and "Content-Encoding" in json.loads(data)["error"]["message"]
+        assert headers["accept-encoding"] == "identity"
+
+
 def test_admin_has_keys_of_its_own(workers, tmp_path):
     """And keys of files, which are read again; a file that lost all its keys opens nothing."""
     d = workers("decode", script=says(HELLO))

@@ -390,6 +390,12 @@ static void refuses_malformed(void **state)
     assert_string_equal(answer, "");
     talk(port, "\x16\x03\x01\x02\x01\x01\x01\x01\xfc\x03\x03");
     assert_string_equal(answer, "");
+    expect_status(port, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+                  "501");
+    expect_status(port,
+                  "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n"
+                  "Transfer-Encoding: chunked\r\n\r\n",
+                  "501");
     expect_status(port, "CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", "405");
     expect_status(port, "GET / HTTP/1.1\r\nHost: a\r\nExpect: the-unexpected\r\n\r\n", "417");
     assert_int_equal(atomic_load(&n_requests), before);
@@ -450,6 +456,21 @@ static void bounds_header_and_body(void **state)
              "POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n",
              MAX_BODY + 1024);
     expect_status(port, big, "413");
+    /* A chunk says how large it is: refused before it comes, also where it is the sum that is too large. */
+    fill_big(0, 0, "", "POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n",
+             MAX_BODY + 1);
+    expect_status(port, big, "413");
+    fill_big(0, 0, "",
+             "POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n%x\r\n",
+             MAX_BODY - 2);
+    expect_status(port, big, "413");
+    fill_big(
+        'y', MAX_BODY - 3, "\r\n0\r\n\r\n",
+        "POST /x HTTP/1.1\r\nHost: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "3\r\nabc\r\n%x\r\n",
+        MAX_BODY - 3);
+    talk(port, big);
+    assert_has("body=65536");
     /* Trailers and chunk extensions are not kept but bounded. */
     fill_big('y', MAX_HEADER, "\r\n\r\n",
              "POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nT: ");
@@ -472,6 +493,42 @@ static void continues_on_request(void **state)
     assert_int_equal(read_until(fd, NULL), 0);
     assert_has("\r\n\r\nhello");
     close(fd);
+}
+
+/* A packed body would be read as if it were none; the answer does not wait for it. */
+static void refuses_packed_bodies(void **state)
+{
+    static const char *const packed[] = {"gzip",
+                                         "GZIP",
+                                         "br",
+                                         "deflate",
+                                         "identity, gzip",
+                                         "zstd",
+                                         "identity\r\nContent-Encoding: gzip"};
+    static const char *const plain[] = {"identity", "Identity"};
+    char request[256];
+    const int before = atomic_load(&n_requests);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(packed) / sizeof(packed[0]); i++) {
+        (void)snprintf(request, sizeof(request),
+                       "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Encoding: %s\r\n"
+                       "Expect: 100-continue\r\nContent-Length: 10\r\n\r\n",
+                       packed[i]);
+        expect_status(port, request, "415");
+        assert_has("Accept-Encoding: identity\r\n");
+        assert_has("Content-Encoding");
+        assert_null(strstr(answer, "100 Continue"));
+    }
+    assert_int_equal(atomic_load(&n_requests), before);
+    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++) {
+        (void)snprintf(request, sizeof(request),
+                       "POST /echo HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+                       "Content-Encoding: %s\r\nContent-Length: 2\r\n\r\nok",
+                       plain[i]);
+        talk(port, request);
+        assert_has("\r\n\r\nok");
+    }
 }
 
 static void slow_and_idle_clients_end(void **state)
@@ -705,6 +762,7 @@ int main(void)
         ON_SERVER(refuses_malformed),
         ON_SERVER(bounds_header_and_body),
         ON_SERVER(continues_on_request),
+        ON_SERVER(refuses_packed_bodies),
         ON_SERVER(slow_and_idle_clients_end),
         ON_SERVER(client_gone_is_told),
         ON_SERVER(slow_reader_is_bounded),
