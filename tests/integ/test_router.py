@@ -804,8 +804,10 @@ def test_a_crowd_beyond_the_queue_is_refused_at_once(workers):
         admitted = [threading.Thread(target=lambda: answers.append(r.chat()[0])) for _ in range(60)]
         for t in admitted:
             t.start()
-        d.wait_for(lambda: r.metric("vllm:num_requests_waiting") == 32)
-        n_refused = int(r.metric('damask_router_rejected_total{cause="queue_full"'))
+        # All 60 have arrived: at the worker, in the full queue, or refused.
+        refused = lambda: int(r.metric('damask_router_rejected_total{cause="queue_full"'))
+        d.wait_for(lambda: r.metric("vllm:num_requests_waiting") == 32 and len(held) + 32 + refused() == 60)
+        n_refused = refused()
         times = []
         for _ in range(140):
             begin = time.monotonic()
