@@ -237,6 +237,14 @@ static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
     hello->vocabulary_lo = dmk_decode_vocabulary_hash(s->core).lo;
 }
 
+static void tell_health(void *ud, struct dmk_buf *out)
+{
+    const struct serve *s = ud;
+
+    dmk_buf_printf(out, ",\"refusing_claims\":%s",
+                   dmk_decode_load(s->core).receiver.refusing ? "true" : "false");
+}
+
 static void tell_state(void *ud, struct dmk_buf *out)
 {
     const struct serve *s = ud;
@@ -244,11 +252,10 @@ static void tell_state(void *ud, struct dmk_buf *out)
 
     dmk_buf_printf(out,
                    ",\"requests\":%u,\"tickets\":{\"unclaimed\":%u,\"claimed\":%u,\"ready\":%u,"
-                   "\"draining\":%u,\"draining_pages\":%u,\"refusing\":%s},\"consistent\":%s,"
+                   "\"draining\":%u,\"draining_pages\":%u},\"consistent\":%s,"
                    "\"groups\":[",
                    l.n_requests, l.receiver.n_unclaimed, l.receiver.n_claimed, l.receiver.n_ready,
                    l.receiver.n_draining, l.receiver.draining_pages,
-                   l.receiver.refusing ? "true" : "false",
                    dmk_decode_check(s->core) ? "true" : "false");
     for (uint32_t i = 0; i < dmk_decode_n_groups(s->core); i++) {
         const struct dmk_decode_group g = dmk_decode_group(s->core, i);
@@ -435,6 +442,7 @@ int dmk_decode_serve(const struct dmk_decode_options *options, uint32_t local_pr
         .block_events = block_events,
         .block_list = block_list,
         .hello = fill_hello,
+        .health = tell_health,
         .state = tell_state,
         .collect = collect,
     };

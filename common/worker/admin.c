@@ -80,6 +80,9 @@ static void put_identity(struct dmk_worker *w, struct dmk_buf *out)
     if (w->phase == DMK_WORKER__LOADING) {
         dmk_buf_printf(out, ",\"loaded_percent\":%u", atomic_load(&w->load_percent));
     }
+    if (w->role_open && w->role->health) {
+        w->role->health(w->role->ud, out);
+    }
 }
 
 void dmk_worker_put_pool(struct dmk_buf *out, const char *name, const struct dmk_kv_pool_counts *c)

@@ -94,6 +94,8 @@ struct dmk_worker_role {
                            uint32_t cap);
     void (*hello)(void *ud,
                   Damask__V1__WorkerHello *inout_hello); /* fields the shell does not know */
+    /* Further members of /health and /state, of what people should see at once. May be NULL. */
+    void (*health)(void *ud, struct dmk_buf *out);
     /* Further members of /state, each as `,"name":value` (dmk_worker_put_pool). May be NULL. */
     void (*state)(void *ud, struct dmk_buf *out);
     /* Before /metrics is written: further metrics, made in open by dmk_worker_metrics. May be NULL. */

@@ -169,7 +169,7 @@ def test_the_only_prefill_worker_is_killed_and_comes_back(make):
 
 
 def test_prefill_worker_hangs(make):
-    c = make(2, 1, decode_args=["--transfer-budget", "8s"], router_args=["--prefill-timeout", "12s"])
+    c = make(2, 1, decode_args=["--transfer-budget", "4s"], router_args=["--prefill-timeout", "7s"])
     Ask(c, LONG).text()
     ask = Ask(c, LONG, seed=2)
     victim = busy(c.prefill)
