@@ -16,7 +16,7 @@ HEAD = """# Configuration
 Each program has one table of options. They come from a YAML file (`--config FILE`, lines of `name: value`),
 from the environment and from the command line (`--name value` or `--name=value`); the later wins. Unknown
 names and values out of bounds are refused at the start, with the name and the bound. Sizes take k, M, G, Ki,
-Mi and Gi, times ms, s, m and h; a yes/no option reads `--name`, `--no-name` or `--name=false`; a list is
+Mi and Gi, times want one of ms, s, m and h; a yes/no option reads `--name`, `--no-name` or `--name=false`; a list is
 separated by commas or given several times. `--dump-config` prints what is in effect as such a file.
 
 This page is written by `tools/config_doc.py`; a test compares.

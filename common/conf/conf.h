@@ -24,7 +24,7 @@ enum dmk_conf_type {
     DMK_CONF_U32,      /* uint32_t */
     DMK_CONF_U64,      /* uint64_t; accepts k, M, G, Ki, Mi, Gi */
     DMK_CONF_DOUBLE,   /* double, finite */
-    DMK_CONF_MS,       /* uint64_t milliseconds; accepts 100ms, 5s, 2m, 1h */
+    DMK_CONF_MS,       /* uint64_t milliseconds; accepts 100ms, 5s, 2m, 1h, and 0 */
     DMK_CONF_ENUM,     /* uint32_t index into words */
     DMK_CONF_STR_LIST, /* struct dmk_conf_list; comma-separated, or a YAML list */
     DMK_CONF_SECRETS,  /* the same, and never printed */

@@ -22,7 +22,7 @@ static const struct unit size_units[] = {
     {NULL, 0},
 };
 static const struct unit time_units[] = {
-    {"ms", 1}, {"", 1}, {"s", 1000}, {"m", 60000}, {"h", 3600000}, {NULL, 0},
+    {"ms", 1}, {"s", 1000}, {"m", 60000}, {"h", 3600000}, {NULL, 0},
 };
 static const struct unit no_units[] = {{"", 1}, {NULL, 0}};
 
@@ -49,6 +49,10 @@ static bool parse_whole(const char *text, const struct unit *units, uint64_t *re
     v = strtoull(text, &end, 10);
     if (errno != 0) {
         return false;
+    }
+    if (v == 0 && *end == '\0') {
+        *ret = 0; /* the only number that is the same in all units */
+        return true;
     }
     for (const struct unit *u = units; u->word; u++) {
         if (strcmp(end, u->word) == 0) {
@@ -148,7 +152,7 @@ static int set_whole(const struct dmk_conf_option *opt, const char *text, void *
                      &v) ||
         (small && v > UINT32_MAX)) {
         return refuse(opt, text, where,
-                      time    ? "a time (like 100ms, 5s, 2m, 1h)"
+                      time    ? "a time with its unit (like 100ms, 5s, 2m, 1h)"
                       : small ? "a whole number"
                               : "a whole number (units k, M, G, Ki, Mi, Gi)",
                       reterr);

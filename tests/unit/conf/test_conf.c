@@ -139,6 +139,8 @@ static void refusals_name_key_value_and_bound(void **state)
     refuse("--rate=1.01", "--rate: \"1.01\" is not in range (allowed: 0 to 1)");
     refuse("--wait=61s", "--wait: \"61s\" is not in range (allowed: 1 to 60000 ms)");
     refuse("--wait=5d", "--wait: \"5d\" is not a time");
+    refuse("--wait=30", "--wait: \"30\" is not a time with its unit (like 100ms, 5s, 2m, 1h)");
+    refuse("--wait=0", "--wait: \"0\" is not in range");
     refuse("--mode=some",
            "--mode: \"some\" is not one of the words (allowed: auto, always, never)");
     refuse("--fast=maybe", "--fast: \"maybe\"");
