@@ -23,20 +23,9 @@ static const struct dmk_field fields[] = {
 
 static const struct dmk_field_refused refused[] = {
     {"suffix", ""},
-    {"use_beam_search", "false"},
-    {"length_penalty", "1"},
-    {"include_stop_str_in_output", "false"},
-    {"prompt_logprobs", NULL},
+    {"response_format", NULL},
     {"prompt_embeds", NULL},
     {"add_special_tokens", "false"},
-    {"guided_json", NULL},
-    {"guided_regex", NULL},
-    {"guided_choice", NULL},
-    {"guided_grammar", NULL},
-    {"logits_processors", NULL},
-    {"bad_words", "[]"},
-    {"truncate_prompt_tokens", NULL},
-    {"kv_transfer_params", NULL},
 };
 
 const struct dmk_field_tables dmk_api_completions_tables = {

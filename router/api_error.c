@@ -15,6 +15,9 @@ static const char *type_of(unsigned status)
         return "permission_error";
     case 429:
         return "rate_limit_error";
+    case 501: /* of what a client has sent: no fault of this server */
+    case 505:
+        return "invalid_request_error";
     default:
         return status < 500 ? "invalid_request_error" : "server_error";
     }

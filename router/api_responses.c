@@ -40,8 +40,6 @@ static const struct dmk_field_refused refused[] = {
     {"n", "1"},
     {"best_of", "1"},
     {"stop", "[]"},
-    {"kv_transfer_params", NULL},
-    {"bootstrap_host", NULL},
     {"structured_outputs", NULL},
 };
 

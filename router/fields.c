@@ -165,6 +165,9 @@ int dmk_fields_open(struct dmk_bytes body, json_t **ret_root, struct dmk_api_err
     json_t *root;
     char *near;
 
+    if (text.len == 0) {
+        return dmk_api_bad(reterr, "", "the request has no body; it must be a JSON object");
+    }
     if (dmk_json_parse(text, "the request body", MAX_DEPTH, &root, &error) < 0) {
         /* The parser's sentence quotes the text where it failed: that must not go back. */
         near = strstr(error.text, " near ");
@@ -339,7 +342,12 @@ static int read_all(const json_t *root, const struct dmk_field *fields, size_t n
 int dmk_fields_read(const json_t *root, const struct dmk_field_tables *tables, struct dmk_ask *ask,
                     struct dmk_api_error *reterr)
 {
-    const int rc = refuse(root, tables->refused, tables->n_refused, reterr);
+    size_t n;
+    const struct dmk_field_refused *everywhere = dmk_fields_refused(&n);
+    int rc = refuse(root, tables->refused, tables->n_refused, reterr);
 
+    if (rc == 0 && tables->samples) {
+        rc = refuse(root, everywhere, n, reterr);
+    }
     return rc < 0 ? rc : read_all(root, tables->fields, tables->n_fields, ask, reterr);
 }

@@ -62,14 +62,17 @@ struct dmk_field_tables {
     size_t n_fields;
     const struct dmk_field_refused *refused;
     size_t n_refused;
-    bool samples; /* the rows of dmk_fields_sampling are read too */
+    bool
+        samples; /* the rows of dmk_fields_sampling are read too, those of dmk_fields_refused refused */
 };
 
-/* Refuses and reads what the tables hold, but for the sampling rows. */
+/* Refuses and reads what the tables hold, but for reading the sampling rows. */
 int dmk_fields_read(const json_t *root, const struct dmk_field_tables *tables, struct dmk_ask *ask,
                     struct dmk_api_error *reterr);
 /* The rows that all dialects of prompts share. */
 const struct dmk_field *dmk_fields_sampling(size_t *ret_n);
+/* What those dialects all refuse. */
+const struct dmk_field_refused *dmk_fields_refused(size_t *ret_n);
 /* The model's name, as every body has it. */
 int dmk_fields_model(const json_t *root, struct dmk_ask *ask, struct dmk_api_error *reterr);
 

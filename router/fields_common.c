@@ -29,6 +29,48 @@ static const struct dmk_field sampling[] = {
     {"user", DMK_KIND_TEXT, 0, 65536, 0, 0, .about = "Accepted; not used."},
 };
 
+/* What other servers of the same API take with the sampling parameters. */
+static const struct dmk_field_refused refused[] = {
+    {"use_beam_search", "false"},
+    {"length_penalty", "1"},
+    {"typical_p", "1"},
+    {"bad_words", "[]"},
+    {"allowed_token_ids", "[]"},
+    {"logits_processors", NULL},
+    {"custom_logit_processor", NULL},
+    {"lora_path", NULL},
+    {"thinking_token_budget", NULL},
+    /* constraints by other names than structured_outputs */
+    {"guided_json", NULL},
+    {"guided_regex", NULL},
+    {"guided_choice", NULL},
+    {"guided_grammar", NULL},
+    {"json_schema", NULL},
+    {"regex", NULL},
+    {"ebnf", NULL},
+    {"grammar", NULL},
+    {"structural_tag", NULL},
+    /* other forms of the answer */
+    {"include_stop_str_in_output", "false"},
+    {"no_stop_trim", "false"},
+    {"stop_regex", "[]"},
+    {"skip_special_tokens", "true"},
+    {"prompt_logprobs", NULL},
+    {"return_token_ids", "false"},
+    {"return_tokens_as_token_ids", "false"},
+    {"return_hidden_states", "false"},
+    {"truncate_prompt_tokens", NULL},
+    /* who hands pages to whom */
+    {"kv_transfer_params", NULL},
+    {"bootstrap_host", NULL},
+};
+
+const struct dmk_field_refused *dmk_fields_refused(size_t *ret_n)
+{
+    *ret_n = sizeof(refused) / sizeof(refused[0]);
+    return refused;
+}
+
 const struct dmk_field *dmk_fields_sampling(size_t *ret_n)
 {
     *ret_n = sizeof(sampling) / sizeof(sampling[0]);

@@ -24,23 +24,63 @@ struct answer {
     struct dmk_buf out; /* events to be written, or the body */
 };
 
-/* x-request-id of a request that has an answer; extra header lines after it. */
+/* Further header lines. retry_after_s: 0 = none. */
 static void put_headers(struct dmk_buf *out, const char *request_id, uint32_t retry_after_s)
 {
-    dmk_buf_printf(out, "x-request-id: %s\r\n", request_id);
+    if (request_id) {
+        dmk_buf_printf(out, "x-request-id: %s\r\n", request_id);
+    }
     if (retry_after_s > 0) {
         dmk_buf_printf(out, "Retry-After: %u\r\n", retry_after_s);
     }
 }
 
-static void respond_error(struct dmk_http_req *req, const struct dmk_api_error *error,
-                          const char *headers)
+/* A header as text, or NULL when it is absent or not valid. */
+static const char *take_header(const struct dmk_http_req *req, const char *name, char *to,
+                               size_t cap, bool (*is_valid)(struct dmk_str))
 {
-    struct dmk_buf body;
+    const struct dmk_str v = dmk_http_header(req, name);
+
+    if (!v.data || v.len >= cap || !is_valid(v)) {
+        return NULL;
+    }
+    memcpy(to, v.data, v.len);
+    to[v.len] = '\0';
+    return to;
+}
+
+#define ID_BYTES 132 /* of a request's id, with its end */
+
+static const char *take_id(const struct dmk_http_req *req, char to[ID_BYTES])
+{
+    return take_header(req, "x-request-id", to, ID_BYTES, dmk_request_id_is_valid);
+}
+
+/* Answers what is no request to the model: the client's id comes back here too. lines may be NULL. */
+static void respond(struct dmk_http_req *req, unsigned status, const char *type, const char *lines,
+                    struct dmk_str body)
+{
+    char id[ID_BYTES];
+    struct dmk_buf headers;
+
+    dmk_buf_init(&headers, 0);
+    put_headers(&headers, take_id(req, id), 0);
+    dmk_buf_puts(&headers, lines ? lines : "");
+    dmk_http_respond(req, status, type, headers.data, body);
+    dmk_buf_fini(&headers);
+}
+
+static void refuse(struct dmk_http_req *req, const struct dmk_api_error *error, const char *lines)
+{
+    struct dmk_buf body, headers;
 
     dmk_buf_init(&body, 0);
     dmk_api_error_json(error, &body);
-    dmk_http_respond(req, error->status, JSON, headers, dmk_buf_str(&body));
+    dmk_buf_init(&headers, 0);
+    dmk_buf_puts(&headers, lines ? lines : "");
+    put_headers(&headers, NULL, error->retry_after_s);
+    respond(req, error->status, JSON, headers.data, dmk_buf_str(&body));
+    dmk_buf_fini(&headers);
     dmk_buf_fini(&body);
 }
 
@@ -154,7 +194,9 @@ static void front_done(void *ud, struct dmk_str timeline)
                                                 .text =
                                                     "the answer is larger than this server sends"};
 
-            respond_error(a->req, &error, headers.data);
+            dmk_buf_reset(&a->out);
+            dmk_api_error_json(&error, &a->out);
+            dmk_http_respond(a->req, error.status, JSON, headers.data, dmk_buf_str(&a->out));
         } else {
             dmk_http_respond(a->req, 200, a->dialect->content_type, headers.data,
                              dmk_buf_str(&a->out));
@@ -227,33 +269,17 @@ static void on_gone(void *ud)
 
 /* ---------------------------------------------------------------- paths */
 
-/* A header as text, or NULL when it is absent or not valid. */
-static const char *take_header(struct dmk_http_req *req, const char *name, char *to, size_t cap,
-                               bool (*is_valid)(struct dmk_str))
-{
-    const struct dmk_str v = dmk_http_header(req, name);
-
-    if (!v.data || v.len >= cap || !is_valid(v)) {
-        return NULL;
-    }
-    memcpy(to, v.data, v.len);
-    to[v.len] = '\0';
-    return to;
-}
-
 static void start_request(struct dmk_router *router, struct dmk_http_req *req,
                           const struct dmk_dialect *dialect)
 {
     struct answer *a = calloc(1, sizeof(*a));
     struct dmk_api_error error;
-    struct dmk_buf headers;
-    char request_id[132];
+    char request_id[ID_BYTES];
     char traceparent[64];
     const struct dmk_request_conf conf = {
         .dialect = dialect,
         .body = dmk_http_body(req),
-        .request_id = take_header(req, "x-request-id", request_id, sizeof(request_id),
-                                  dmk_request_id_is_valid),
+        .request_id = take_id(req, request_id),
         .traceparent = take_header(req, "traceparent", traceparent, sizeof(traceparent),
                                    dmk_traceparent_is_valid),
         .front = &front,
@@ -274,14 +300,7 @@ static void start_request(struct dmk_router *router, struct dmk_http_req *req,
     } else {
         (void)dmk_api_fail(&error, 503, "out_of_memory", "no memory for the request");
     }
-    dmk_buf_init(&headers, 0);
-    if (conf.request_id) {
-        put_headers(&headers, conf.request_id, error.retry_after_s);
-    } else if (error.retry_after_s > 0) {
-        dmk_buf_printf(&headers, "Retry-After: %u\r\n", error.retry_after_s);
-    }
-    respond_error(req, &error, headers.data);
-    dmk_buf_fini(&headers);
+    refuse(req, &error, NULL);
 }
 
 /* Probes are for everybody; pages about the server want the admin's key. */
@@ -317,7 +336,7 @@ static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, st
 
         (void)dmk_api_fail(&error, 415, "unsupported_media_type",
                            "a request with an Origin must have Content-Type: " JSON);
-        respond_error(req, &error, NULL);
+        refuse(req, &error, NULL);
         return;
     }
     start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
@@ -362,7 +381,7 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_bad(&error, "model",
                           "the model's name has more than %d bytes or control characters",
                           DMK_ASK_MAX_MODEL_BYTES);
-        respond_error(req, &error, NULL);
+        refuse(req, &error, NULL);
         return;
     }
 
@@ -376,18 +395,18 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
                            dmk_api_quote(dmk_str_from(name), quoted));
         (void)snprintf(error.param, sizeof(error.param), "model");
-        respond_error(req, &error, NULL);
+        refuse(req, &error, NULL);
         dmk_buf_fini(&body);
         return;
     }
-    dmk_http_respond(req, 200, JSON, NULL, dmk_buf_str(&body));
+    respond(req, 200, JSON, NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
 static void get_openapi(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     (void)rest;
-    dmk_http_respond(req, 200, JSON, NULL, dmk_buf_str(&router->openapi));
+    respond(req, 200, JSON, NULL, dmk_buf_str(&router->openapi));
 }
 
 static void get_health(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -397,7 +416,7 @@ static void get_health(struct dmk_router *router, struct dmk_http_req *req, stru
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_health(router, &body);
-    dmk_http_respond(req, dmk_router_is_ready(router) ? 200 : 503, JSON, NULL, dmk_buf_str(&body));
+    respond(req, dmk_router_is_ready(router) ? 200 : 503, JSON, NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -405,7 +424,7 @@ static void get_livez(struct dmk_router *router, struct dmk_http_req *req, struc
 {
     (void)router;
     (void)rest;
-    dmk_http_respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
+    respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
 }
 
 static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -413,11 +432,11 @@ static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, stru
     const bool ready = dmk_router_is_ready(router);
 
     (void)rest;
-    dmk_http_respond(req, ready ? 200 : 503, "text/plain", NULL,
-                     dmk_str_from(ready              ? "ok\n"
-                                  : router->draining ? "draining\n"
-                                                     : "no decode worker is up, or no prefill "
-                                                       "worker where one is needed\n"));
+    respond(req, ready ? 200 : 503, "text/plain", NULL,
+            dmk_str_from(ready              ? "ok\n"
+                         : router->draining ? "draining\n"
+                                            : "no decode worker is up, or no prefill "
+                                              "worker where one is needed\n"));
 }
 
 static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -427,8 +446,7 @@ static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, str
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_metrics(router, &body);
-    dmk_http_respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
-                     dmk_buf_str(&body));
+    respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -484,7 +502,7 @@ static bool check_key(const struct dmk_http_front *port, struct dmk_http_req *re
     }
     (void)dmk_api_fail(&error, 401, "invalid_api_key",
                        "an API key is needed: Authorization: Bearer KEY");
-    respond_error(req, &error, "WWW-Authenticate: Bearer\r\n");
+    refuse(req, &error, "WWW-Authenticate: Bearer\r\n");
     return false;
 }
 
@@ -500,12 +518,12 @@ static bool check_method(const struct route *route, struct dmk_http_req *req)
         return true;
     }
     if (dmk_str_is(method, "OPTIONS")) {
-        dmk_http_respond(req, 204, NULL, allow, dmk_str_from(""));
+        respond(req, 204, NULL, allow, dmk_str_from(""));
         return false;
     }
     (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only",
                        route->post ? "POST" : "GET");
-    respond_error(req, &error, allow);
+    refuse(req, &error, allow);
     return false;
 }
 
@@ -524,7 +542,7 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     if (!route) {
         (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
                            dmk_api_quote(dmk_http_path(req), quoted));
-        respond_error(req, &error, NULL);
+        refuse(req, &error, NULL);
     } else if (check_method(route, req)) {
         route->answer(port->router, req, rest);
     }

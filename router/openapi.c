@@ -73,18 +73,24 @@ static void add_fields(json_t *properties, const struct dmk_field *fields, size_
     }
 }
 
+static void add_refused(json_t *properties, const struct dmk_field_refused *refused, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        (void)json_object_set_new(properties, refused[i].key, schema_of_refused(&refused[i]));
+    }
+}
+
 static void add_tables(json_t *properties, const struct dmk_field_tables *tables)
 {
-    size_t n;
+    size_t n, n_refused;
     const struct dmk_field *sampling = dmk_fields_sampling(&n);
+    const struct dmk_field_refused *refused = dmk_fields_refused(&n_refused);
 
-    for (size_t i = 0; i < tables->n_refused; i++) {
-        (void)json_object_set_new(properties, tables->refused[i].key,
-                                  schema_of_refused(&tables->refused[i]));
-    }
+    add_refused(properties, tables->refused, tables->n_refused);
     add_fields(properties, tables->fields, tables->n_fields);
     if (tables->samples) {
         add_fields(properties, sampling, n);
+        add_refused(properties, refused, n_refused);
     }
 }
 

@@ -121,14 +121,16 @@ static bool fit_context(struct dmk_request *r, uint32_t context)
     struct dmk_api_error error;
 
     if (n_prompt >= context) {
-        (void)dmk_api_bad_code(&error, "context_length_exceeded", "messages",
-                               "the context of this model has %u tokens; the prompt alone has %llu",
-                               context, (unsigned long long)n_prompt);
+        (void)dmk_api_bad_code(
+            &error, "context_length_exceeded", "messages",
+            "this model's maximum context length is %u tokens; the prompt alone has %llu", context,
+            (unsigned long long)n_prompt);
     } else if (r->ask.has_max_tokens && n_prompt + r->ask.max_tokens > context) {
-        (void)dmk_api_bad_code(&error, "context_length_exceeded", "max_tokens",
-                               "the context of this model has %u tokens; the prompt has %llu and "
-                               "max_tokens asks for %u more",
-                               context, (unsigned long long)n_prompt, r->ask.max_tokens);
+        (void)dmk_api_bad_code(
+            &error, "context_length_exceeded", "max_tokens",
+            "this model's maximum context length is %u tokens; the prompt has %llu and "
+            "max_tokens asks for %u more",
+            context, (unsigned long long)n_prompt, r->ask.max_tokens);
     } else {
         const uint32_t room = context - (uint32_t)n_prompt;
 

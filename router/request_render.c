@@ -19,6 +19,23 @@ static bool knows_model(const struct dmk_router_conf *conf, const char *model)
     return false;
 }
 
+/* Rendering stopped at the most tokens that are kept, which may be more than the context. */
+static int refuse_length(struct dmk_request *r)
+{
+    const char *param = r->ask.conv ? "messages" : "prompt";
+    const size_t max = r->ask.prompt.max_len;
+
+    if (r->limits.max_context == 0 || r->limits.max_context > max) {
+        return dmk_api_bad_code(&r->render_error, "context_length_exceeded", param,
+                                "the prompt has more than %zu tokens", max);
+    }
+    return dmk_api_bad_code(
+        &r->render_error, "context_length_exceeded", param,
+        "this model's maximum context length is %u tokens; the prompt alone has "
+        "more than %zu",
+        r->limits.max_context, max);
+}
+
 static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
 {
     const struct dmk_router_conf *conf = r->all->conf.conf;
@@ -60,12 +77,7 @@ static int render(struct dmk_request *r, struct dmk_bpe_scratch *scratch)
     if (ask->constraint.len > 0) {
         dmk_grammar_stamp(&ask->constraint, r->all->conf.vocabulary);
     }
-    if (ask->prompt.failed) {
-        return dmk_api_bad_code(&r->render_error, "context_length_exceeded",
-                                ask->conv ? "messages" : "prompt",
-                                "the prompt has more than %zu tokens", ask->prompt.max_len);
-    }
-    return 0;
+    return ask->prompt.failed ? refuse_length(r) : 0;
 }
 
 void dmk_request__render(void *ud)

@@ -97,6 +97,7 @@ def test_too_long_names_the_limit(paper):
     assert (status, got["error"]["code"], got["error"]["param"]) == (400, "context_length_exceeded", "max_tokens")
     words = {"".join(c for c in w if c.isdigit()) for w in got["error"]["message"].split()} - {""}
     assert words == {"4096", "68", "4090"}
+    assert "maximum context length is 4096 tokens" in got["error"]["message"], "words that clients look for"
     assert r.chat(max_tokens=4028)[0] == r.chat(max_completion_tokens=4028)[0] == r.chat()[0] == 200
     assert [g.max_tokens for g in d.messages("generate")] == [4028] * 3
 
@@ -125,7 +126,7 @@ BAD_BODIES = [
     ({"modalities": ["audio"]}, "modalities"), ({"audio": {"voice": "x"}}, "audio"), ({"functions": [{}]}, "functions"),
     ({"prediction": {"type": "content"}}, "prediction"), ({"web_search_options": {}}, "web_search_options"),
     ({"verbosity": "low"}, "verbosity"), ({"allowed_token_ids": [1]}, "allowed_token_ids"),
-    ({"include_reasoning": False}, "include_reasoning"),
+    ({"include_reasoning": False}, "include_reasoning"), ({"separate_reasoning": False}, "separate_reasoning"),
     ({"structured_outputs": {}}, "structured_outputs"), ({"structured_outputs": []}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
@@ -273,6 +274,47 @@ def test_choices(paper):
     assert whole["usage"]["prompt_tokens"] == 68
     assert whole["usage"]["completion_tokens"] == sum(len(d.script(None, c)) for c in (0, 1))
     assert [g.n for g in d.messages("generate")] == [2, 2], "one prefill for all choices"
+
+
+# What servers of this API take beside it and what would change the answer, and what says the same as nothing.
+OTHER_SERVERS = {
+    "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "a", "regex": "a", "ebnf": "a",
+    "json_schema": "{}", "grammar": "a", "structural_tag": {}, "stop_regex": "a", "no_stop_trim": True, "bad_words": ["a"],
+    "allowed_token_ids": [1], "logits_processors": ["a"], "custom_logit_processor": "a", "use_beam_search": True,
+    "length_penalty": 2, "typical_p": 0.5, "include_stop_str_in_output": True, "skip_special_tokens": False,
+    "prompt_logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "return_hidden_states": True,
+    "truncate_prompt_tokens": 5, "thinking_token_budget": 5, "lora_path": "a", "kv_transfer_params": {}, "bootstrap_host": "a",
+}
+SAME_AS_NOTHING = {
+    "use_beam_search": False, "length_penalty": 1.0, "typical_p": 1, "bad_words": [], "allowed_token_ids": [], "stop_regex": [],
+    "no_stop_trim": False, "include_stop_str_in_output": False, "skip_special_tokens": True, "return_token_ids": False,
+    "return_tokens_as_token_ids": False, "return_hidden_states": False, "guided_json": None, "regex": None, "lora_path": None,
+}
+
+
+def test_fields_of_other_servers_are_refused_by_name(paper):
+    r, _, _ = paper
+    bodies = {CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, "/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}
+    for path, body in bodies.items():
+        for field, value in OTHER_SERVERS.items():
+            status, _, data = r.request("POST", path, {"model": MODEL, **body, field: value})
+            error = json.loads(data)["error"]
+            assert (status, error["param"], error["code"]) == (400, field, "unsupported_parameter"), (path, field)
+        assert r.request("POST", path, {"model": MODEL, **body, **SAME_AS_NOTHING})[0] == 200, path
+    status, _, data = r.request("POST", "/v1/completions", {"model": MODEL, "prompt": "Hi", "response_format": {"type": "json_object"}})
+    assert (status, json.loads(data)["error"]["param"]) == (400, "response_format")
+
+
+def test_the_clients_id_comes_back_with_every_answer(paper):
+    r, _, _ = paper
+    mine = {"x-request-id": "mine-1"}
+    for method, path, status in (("GET", "/v1/models", 200), ("GET", f"/v1/models/{MODEL}", 200), ("GET", "/v1/models/x", 404),
+                                 ("GET", "/nowhere", 404), ("GET", CHAT, 405), ("OPTIONS", CHAT, 204), ("POST", CHAT, 400),
+                                 ("GET", "/health", 200), ("GET", "/readyz", 200), ("GET", "/metrics", 200)):
+        got, headers, data = r.request(method, path, headers=mine)
+        assert (got, headers.get("x-request-id")) == (status, "mine-1"), (method, path)
+        assert "x-request-id" not in r.request(method, path, headers={"x-request-id": "a b"})[1] or path == CHAT
+    assert json.loads(r.request("POST", CHAT)[2])["error"]["message"] == "the request has no body; it must be a JSON object"
 
 
 def test_unknown_and_unused_fields(paper):

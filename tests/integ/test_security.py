@@ -557,6 +557,7 @@ def test_grpc_limits(workers):
                 list(stubs.FrontendStub(channel).Chat(big))
             assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert details_of(e.value)["ErrorInfo"].reason == "context_length_exceeded"
+            assert "maximum context length is 4096 tokens" in e.value.details(), "not only what a prompt may have here"
 
 
 def details_of(error):
