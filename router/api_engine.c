@@ -3,7 +3,7 @@
  *
  * parse is pure and runs on a pool thread; answers are in api_engine_out.c. In this wire plain zeros mean "not set". What would change the answer and is not had here is refused by name. */
 #include <stdlib.h>
-#include "common/rpc/strings.h"
+#include "common/rpc/nul.h"
 #include "common/text/utf8.h"
 #include "router/api_engine.h"
 #include "router/constraint.h"

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/json/json.h"
-#include "common/rpc/strings.h"
+#include "common/rpc/nul.h"
 #include "proto/damask_frontend.pb-c.h"
 #include "router/api_chat.h"
 

@@ -5,7 +5,7 @@
 #include <time.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
-#include "common/rpc/strings.h"
+#include "common/rpc/nul.h"
 #include "proto/vllm_engine.pb-c.h"
 #include "router/grpc_front.h"
 #include "router/tokenizer_zip.h"

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include "common/rpc/internal.h"
 #include "common/rpc/msg.h"
+#include "common/rpc/nul.h"
 #include "proto/grpc_health.pb-c.h"
 
 #define MAX_SERVICES 16
@@ -109,7 +110,9 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
         dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "one request is expected");
         return;
     }
-    request = grpc__health__v1__health_check_request__unpack(NULL, message.len, message.data);
+    request = dmk_rpc_nul_field(&grpc__health__v1__health_check_request__descriptor, message)
+                  ? NULL /* half a name may be another's */
+                  : grpc__health__v1__health_check_request__unpack(NULL, message.len, message.data);
     if (!request || strlen(request->service) >= MAX_NAME) {
         dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "the request can not be read");
     } else {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include "common/rpc/internal.h"
 #include "common/rpc/msg.h"
+#include "common/rpc/nul.h"
 #include "proto/descriptor.pb-c.h"
 #include "proto/descriptors.h"
 #include "proto/grpc_reflection.pb-c.h"
@@ -270,7 +271,10 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
 {
     const struct dmk_rpc__reflect *reflect = ud;
     request_msg *request =
-        grpc__reflection__v1__server_reflection_request__unpack(NULL, message.len, message.data);
+        dmk_rpc_nul_field(&grpc__reflection__v1__server_reflection_request__descriptor, message)
+            ? NULL /* half a name may be another's */
+            : grpc__reflection__v1__server_reflection_request__unpack(NULL, message.len,
+                                                                      message.data);
 
     if (!request) {
         dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "the request can not be read");

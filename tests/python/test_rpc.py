@@ -93,6 +93,10 @@ def test_health_check(server, pb):
     with pytest.raises(grpc.RpcError) as e:
         stub.Check(ask(service="nobody"), timeout=5)
     assert e.value.code() == grpc.StatusCode.NOT_FOUND
+    for service in ("damask.v1.Worker\0", "\0", "a" * 200):  # no name is taken for its beginning
+        with pytest.raises(grpc.RpcError) as e:
+            stub.Check(ask(service=service), timeout=5)
+        assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_health_watch_follows(server, pb):

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 #include "common/base/rng.h"
-#include "common/rpc/strings.h"
+#include "common/rpc/nul.h"
 #include "proto/damask_frontend.pb-c.h"
 
 static const char *find(const void *data, size_t len)

@@ -1,5 +1,5 @@
-/* Walks a message in wire form; see strings.h. Depth is bounded by a stack of its own. */
-#include "common/rpc/strings.h"
+/* Walks a message in wire form; see nul.h. Depth is bounded by a stack of its own. */
+#include "common/rpc/nul.h"
 
 #include <string.h>
 
