@@ -21,7 +21,7 @@ static const struct dmk_conf_option options[] = {
     {"resend-every", DMK_CONF_MS, "200ms", 10, 60000, NULL,
      "How often an unanswered word to a decode worker is sent again.", AT(resend_every_ms)},
     {"give-up", DMK_CONF_MS, "10s", 100, 3600000, NULL,
-     "Without a connection to its decode worker a finished job is forgotten after this time.",
+     "A finished job whose decode worker does not answer is forgotten after this time.",
      AT(give_up_ms)},
 };
 

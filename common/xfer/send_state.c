@@ -75,8 +75,10 @@ static const struct row table[] = {
     {EVENT(RESEND), STATE(TERM_OK),   ANY, STATE(TERM_OK),   DO(TERMINAL_OK)},
     {EVENT(RESEND), STATE(TERM_FAIL), ANY, STATE(TERM_FAIL), DO(TERMINAL_FAIL)},
 
-    {EVENT(GIVE_UP), STATE(TERM_OK),   ANY, STATE(NONE), DO(TELL_DONE)},
-    {EVENT(GIVE_UP), STATE(TERM_FAIL), ANY, STATE(NONE), DO(TELL_DONE)},
+    /* A D that hangs, or a network that swallows everything, breaks no endpoint: the time alone counts. D
+     * answers any terminal that it hears, so an endpoint that may still be there is of no use. */
+    {EVENT(GIVE_UP), STATE(TERM_OK),   ANY, STATE(NONE), DO(CLOSE_EP) | DO(TELL_DONE)},
+    {EVENT(GIVE_UP), STATE(TERM_FAIL), ANY, STATE(NONE), DO(CLOSE_EP) | DO(TELL_DONE)},
 
     /* A job that exists speaks by its terminal; only of one that does not exist is nothing to come. */
     {EVENT(QUIET_ASK), STATE(NONE),       ALL_OF(IF(OWN)), STATE(NONE),       DO(CLOSED_WORD)},

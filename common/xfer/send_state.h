@@ -30,7 +30,7 @@ enum dmk_send_event {
     DMK_SEND_EV_RETIRED,  /* own puts: flushed, or the endpoint is closed and no copy runs */
     DMK_SEND_EV_ANSWER,
     DMK_SEND_EV_RESEND,  /* timer */
-    DMK_SEND_EV_GIVE_UP, /* long without an endpoint */
+    DMK_SEND_EV_GIVE_UP, /* the terminal has been without an answer for long */
     DMK_SEND_EV_QUIET_ASK,
     DMK_SEND_N_EVENTS,
 };

@@ -213,6 +213,11 @@ static void tell(struct dmk_sender *tx, struct job *job, enum dmk_send_event eve
     }
 }
 
+static bool is_terminal(enum dmk_send_state state)
+{
+    return state == DMK_SEND_TERM_OK || state == DMK_SEND_TERM_FAIL;
+}
+
 void dmk_sender_feed(struct dmk_sender *tx, struct job *job, enum dmk_send_event event,
                      uint32_t guards)
 {
@@ -223,6 +228,9 @@ void dmk_sender_feed(struct dmk_sender *tx, struct job *job, enum dmk_send_event
     }
     if (r.next == DMK_SEND_FAILING && job->state != DMK_SEND_FAILING) {
         job->due_ns = tx->now_ns + tx->conf.retire_ns;
+    }
+    if (is_terminal(r.next) && !is_terminal(job->state)) {
+        job->terminal_ns = tx->now_ns;
     }
     job->state = r.next;
     if (r.actions & DMK_SEND_DO_CLOSE_EP && dmk_sender_endpoint_works(job->endpoint)) {
@@ -463,7 +471,6 @@ bool dmk_sender_message(struct dmk_sender *tx, struct dmk_xfer_ep *ep, struct dm
         dmk_sender_endpoint_lose(tx, e);
         return false;
     }
-    e->heard = true;
     job = find_cookie(tx, m.cookie);
     if (!job || m.to_incarnation != tx->conf.incarnation ||
         m.generation != job->ticket->generation) {
@@ -492,13 +499,6 @@ void dmk_sender_ep_closed(struct dmk_sender *tx, struct dmk_xfer_ep *ep, uint64_
 /* ---- time -------------------------------------------------------------------------------------
  */
 
-static bool has_given_up(const struct dmk_sender *tx, const struct job *job)
-{
-    const bool heard = dmk_sender_endpoint_works(job->endpoint) && job->endpoint->heard;
-
-    return job->lost_ns != 0 && !heard && tx->now_ns >= job->lost_ns + tx->conf.give_up_ns;
-}
-
 static void tick_job(struct dmk_sender *tx, struct job *job)
 {
     const bool due = tx->now_ns >= job->due_ns;
@@ -521,7 +521,7 @@ static void tick_job(struct dmk_sender *tx, struct job *job)
         break;
     case DMK_SEND_TERM_OK:
     case DMK_SEND_TERM_FAIL:
-        if (has_given_up(tx, job)) {
+        if (tx->now_ns >= job->terminal_ns + tx->conf.give_up_ns) {
             dmk_sender_feed(tx, job, DMK_SEND_EV_GIVE_UP, 0);
         } else if (due) {
             dmk_sender_feed(tx, job, DMK_SEND_EV_RESEND, 0);

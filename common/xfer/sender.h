@@ -33,7 +33,7 @@ struct dmk_sender_conf {
     const char *numerics;        /* copied */
     uint64_t transfer_budget_ns; /* from the claim on */
     uint64_t resend_every_ns;    /* terminal */
-    uint64_t give_up_ns;         /* without an endpoint */
+    uint64_t give_up_ns;         /* terminal: without an answer the job is forgotten */
     uint64_t
         retire_ns; /* how long own puts may take to end before the endpoint is closed; 0 = 2 s */
     uint64_t max_put_bytes; /* 0 = 64 MiB */

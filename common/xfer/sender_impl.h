@@ -14,7 +14,6 @@ struct endpoint {
     struct dmk_sender *tx;
     struct dmk_xfer_ep *ep; /* NULL: slot is free */
     bool closing;
-    bool heard;         /* D has said something on it */
     uint64_t needed_ns; /* a job last needed it */
     uint64_t d_incarnation;
     uint8_t address[DMK_XFER_ADDRESS_MAX];
@@ -51,9 +50,8 @@ struct job {
     bool accepted; /* D's answer */
     enum dmk_message_reply refusal;
     uint32_t n_in_flight;
-    uint64_t claimed_ns, due_ns,
-        lost_ns;                  /* lost_ns: since when no endpoint is known to work, or 0 */
-    uint64_t bytes;               /* put and complete */
+    uint64_t claimed_ns, due_ns, terminal_ns; /* terminal_ns: its first sending */
+    uint64_t bytes;                           /* put and complete */
     uint64_t moving_ns, moved_ns; /* puts or flush under way: since (0 = none are), and in sum */
     uint32_t full_at, window_at;  /* layers before these have nothing to put */
     struct layer full[DMK_TICKET_MAX_LAYERS], window[DMK_TICKET_MAX_LAYERS];

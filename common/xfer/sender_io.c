@@ -172,7 +172,6 @@ void dmk_sender_endpoint_lose(struct dmk_sender *tx, struct endpoint *e)
         struct job *job = &tx->jobs[i];
 
         if (job->state != DMK_SEND_NONE && job->endpoint == e) {
-            job->lost_ns = job->lost_ns ? job->lost_ns : tx->now_ns;
             dmk_sender_feed(tx, job, DMK_SEND_EV_EP_GONE, 0);
         }
     }

@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <stdlib.h>
+#include "common/base/hash.h"
 #include "tests/integ/heart.h"
 #include "tests/support/shadow_engine.h"
 
@@ -156,24 +158,43 @@ static void faults(void **state)
     close_engines(&e);
 }
 
-static void losses(void **state)
+static void lose_with(uint64_t seed)
 {
     static const char *const names[] = {"cut", "partition", "kill"};
     struct engines e = open_engines(1, 1, 1, 4);
+    uint32_t total_failed = 0;
 
-    (void)state;
     for (uint32_t loss = 0; loss < N_HEART_LOSSES; loss++) {
         for (uint32_t lane = 0; lane < 2; lane++) {
-            const uint32_t n_failed =
-                heart_losses(&e.ports, lane ? DMK_LANE_DIRECT : DMK_LANE_EMULATED,
-                             (enum heart_loss)loss, 20, 200 + loss);
+            uint32_t n_failed;
 
-            print_message("%s, lane %u, seed %u: %u of 60 failed\n", names[loss], lane, 200 + loss,
-                          n_failed);
-            assert_true(n_failed > 0 && n_failed < 60);
+            print_message("%s, lane %u, seed %llu: ", names[loss], lane, (unsigned long long)seed);
+            n_failed = heart_losses(&e.ports, lane ? DMK_LANE_DIRECT : DMK_LANE_EMULATED,
+                                    (enum heart_loss)loss, 20, seed);
+            print_message("%u of 60 failed\n", n_failed);
+            total_failed += n_failed;
         }
     }
+    /* Of one lane and one loss it may well be all. */
+    assert_true(total_failed > 0 && total_failed < N_HEART_LOSSES * 2 * 60);
     close_engines(&e);
+}
+
+static void losses(void **state)
+{
+    (void)state;
+    lose_with(200);
+}
+
+/* `test_heart losses_of_any_seed 7` runs the schedules of seed 7 again, with a number behind it so many seeds. */
+static uint64_t first_seed, n_seeds = 1;
+
+static void losses_of_any_seed(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < n_seeds; i++) {
+        lose_with(first_seed + i);
+    }
 }
 
 /* The same once more through staging memory, which some prompts find full. */
@@ -205,10 +226,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(through_staging),
         cmocka_unit_test(faults),
         cmocka_unit_test(losses),
+        cmocka_unit_test(losses_of_any_seed),
     };
 
     if (argc > 1) {
         cmocka_set_test_filter(argv[1]);
     }
+    first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : dmk_id128_random().lo % 1000000000;
+    n_seeds = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ struct space {
     uint8_t *states;   /* [cap][stride] */
     uint32_t *parents; /* [cap] */
     uint32_t *first;   /* [cap + 1] index of a state's first edge */
-    uint8_t *marks;    /* [cap] 1: requests can end; 2: all can be quiet */
+    uint8_t *marks;    /* [cap] 1: requests can end; 2: all can be quiet; 4: jobs can end */
     uint32_t *edges;   /* target << 1 | needs a hung worker; progress only */
     uint32_t *table;   /* [n_table] state + 1 */
     uint32_t n, cap, n_table, current;
@@ -249,6 +249,12 @@ static bool is_well(struct space *sp)
         tell(sp, i, NULL);
         return false;
     }
+    i = mark_all(sp, 4, false, ex_jobs_ended);
+    if (i != NO_STATE) {
+        printf("L4: from here a job of a P that runs can not end without D's help:\n");
+        tell(sp, i, NULL);
+        return false;
+    }
     return true;
 }
 
@@ -359,8 +365,8 @@ static const char *const fault_names[EX_N_FAULTS] = {
     "hang-p",  "hang-d",  "partition",    "lose", "double"};
 
 static const char *const mutation_names[EX_N_MUTATIONS] = {
-    "nothing",   "deadline-frees", "break-frees",  "word-frees",
-    "no-expiry", "deaf-to-quiet",  "any-endpoint", "deadline-ready"};
+    "nothing",       "deadline-frees", "break-frees",    "word-frees", "no-expiry",
+    "deaf-to-quiet", "any-endpoint",   "deadline-ready", "needs-break"};
 
 static bool set_number(struct ex_conf *conf, const char *name, unsigned value)
 {

@@ -14,6 +14,7 @@
  *   S5 a message of an incarnation that does not hold the ticket changes nothing
  *   L1 every request can still end, without further faults and without a hung worker's help
  *   L2 then every page can come back, and L3 every table empty itself, once hung workers move again
+ *   L4 until then the jobs of a P that runs can still end, whichever D hangs
  *
  * `others`: one attempt of one request is followed, beside its other attempt and any number of other requests
  * on other routers that are not followed: they may do at any moment whatever an attempt could do to what is
@@ -60,6 +61,7 @@ enum ex_mutation {
     EX_MUTATE_DEAF_TO_QUIET,  /* P does not answer `quiet?` */
     EX_MUTATE_ANY_ENDPOINT,   /* a failed terminal counts as if it came on the claim's endpoint */
     EX_MUTATE_DEADLINE_READY, /* what is there at the deadline is taken for all */
+    EX_MUTATE_NEEDS_BREAK,    /* P gives a terminal up only once the connection is broken */
     EX_N_MUTATIONS,
 };
 
@@ -145,6 +147,7 @@ void ex_successors(struct ex_world *w, const struct ex_state *state);
 void ex_project(const struct ex_conf *conf, const struct ex_state *state, int t,
                 struct ex_state *ret);
 bool ex_requests_ended(const struct ex_conf *conf, const struct ex_state *state);
+bool ex_jobs_ended(const struct ex_conf *conf, const struct ex_state *state);
 bool ex_all_quiet(const struct ex_conf *conf, const struct ex_state *state);
 /* The same state under the least of all renamings of equal workers and requests. */
 void ex_canonical(const struct ex_conf *conf, const struct ex_state *state, struct ex_state *ret);

@@ -233,7 +233,7 @@ static void end_job(const struct ex_moves *m, int t)
         ex_emit(w, EX_PROGRESS, "P%d sends the terminal of t%d again", k->p, t);
         k = ex_begin_ticket(m, t);
     }
-    if (!works) {
+    if (!works || w->conf->mutation != EX_MUTATE_NEEDS_BREAK) {
         if (k->tx == DMK_SEND_TERM_OK && !(k->flags & F_MUTE)) {
             k->flags |= F_MUTE;
             k->from_workers |=

@@ -297,6 +297,17 @@ bool ex_requests_ended(const struct ex_conf *conf, const struct ex_state *s)
     return true;
 }
 
+/* Of each P that is not itself hung. */
+bool ex_jobs_ended(const struct ex_conf *conf, const struct ex_state *s)
+{
+    for (int t = 0; t < ex_n_tickets(conf); t++) {
+        if (s->tickets[t].tx != DMK_SEND_NONE && !s->p[s->tickets[t].p].hung) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool ex_all_quiet(const struct ex_conf *conf, const struct ex_state *s)
 {
     if (!ex_requests_ended(conf, s)) {

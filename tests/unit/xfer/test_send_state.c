@@ -63,7 +63,7 @@ static struct dmk_send_result expect(enum dmk_send_state s, enum dmk_send_event 
     case DMK_SEND_EV_RESEND:
         return term ? to(s, ok ? DO(TERMINAL_OK) : DO(TERMINAL_FAIL)) : empty(s);
     case DMK_SEND_EV_GIVE_UP:
-        return term ? to(DMK_SEND_NONE, DO(TELL_DONE)) : empty(s);
+        return term ? to(DMK_SEND_NONE, DO(CLOSE_EP) | DO(TELL_DONE)) : empty(s);
     case DMK_SEND_EV_QUIET_ASK:
         return to(s, none && IF(OWN) ? DO(CLOSED_WORD) : 0);
     default:
