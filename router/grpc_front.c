@@ -427,6 +427,11 @@ void dmk_grpc_front_set_serving(struct dmk_grpc_front *front_, bool serving)
     dmk_rpc_server_set_serving(front_->server, serving);
 }
 
+void dmk_grpc_front_drain(struct dmk_grpc_front *front_)
+{
+    dmk_rpc_server_drain(front_->server);
+}
+
 void dmk_grpc_front_free(struct dmk_grpc_front **front_)
 {
     if (*front_) {

@@ -535,6 +535,9 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     struct dmk_api_error error;
     char quoted[68];
 
+    if (port->router->draining) {
+        dmk_http_last(req);
+    }
     /* Whoever has no key learns no more than that, whatever the path. */
     if (!check_key(port, req, route)) {
         return;

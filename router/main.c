@@ -33,9 +33,10 @@ struct program {
     char router_id[33];
 };
 
-/* While draining: every 10 ms. At first new requests are still taken, for the settling time. The port stays
- * open until the last request has ended, so that who comes late is told so (503) and probes are answered;
- * then connections go, with the bytes that wait. */
+/* While draining: every 10 ms. At first new requests are still taken, for the settling time. The HTTP port stays
+ * open until the last request has ended, so that who comes late is told so (503) and probes are answered; each
+ * answer ends its connection, so that the next try goes where a new connection goes. gRPC has a word for that,
+ * and its port closes. At last connections go, with the bytes that wait. */
 static void check_drain(struct program *p)
 {
     const uint64_t now = dmk_loop_now_ns(p->router.loop);
@@ -47,6 +48,9 @@ static void check_drain(struct program *p)
     if (!p->refusing) {
         p->refusing = true;
         dmk_requests_drain(p->router.requests);
+        if (p->grpc) {
+            dmk_grpc_front_drain(p->grpc);
+        }
     }
     if (dmk_requests_n_open(p->router.requests) > 0) {
         if (now >= p->drain_deadline_ns && !p->aborted) {

@@ -52,4 +52,6 @@ struct dmk_grpc_front;
 int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dmk_grpc_front **ret,
                        struct dmk_error *reterr);
 void dmk_grpc_front_set_serving(struct dmk_grpc_front *front, bool serving);
+/* Listens no more and sends clients elsewhere; open calls go on. Once. */
+void dmk_grpc_front_drain(struct dmk_grpc_front *front);
 void dmk_grpc_front_free(struct dmk_grpc_front **front);

@@ -97,6 +97,8 @@ uint16_t dmk_rpc_server_port(const struct dmk_rpc_server *server);
 /* grpc.health.v1 is served by every server: "", each service of its methods, "readiness", and "liveness"
  * (which always serves). Not serving at start. */
 void dmk_rpc_server_set_serving(struct dmk_rpc_server *server, bool serving);
+/* Stops listening and tells connections to take their next calls elsewhere; open streams go on. Once. */
+void dmk_rpc_server_drain(struct dmk_rpc_server *server);
 /* Every open stream is cancelled; its on_closed runs inside this call. */
 void dmk_rpc_server_free(struct dmk_rpc_server **server);
 

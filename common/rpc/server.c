@@ -1,6 +1,6 @@
 /* A server: accepting calls of its methods, refusing unknown ones, and going away. Owner: the loop.
  *
- * One accept is always waiting for each method and one for everything else. The server's memory and
+ * One accept is always waiting for each method and one for everything else; draining ends them. The server's memory and
  * gRPC's server go when the shutdown, all accepts and all calls have come back. */
 #include "common/rpc/internal.h"
 #include <grpc/grpc_security.h>
@@ -32,7 +32,7 @@ struct dmk_rpc_server {
     struct dmk_rpc__tls *tls; /* NULL: none */
     uint16_t port;
     struct dmk_list streams;
-    struct dmk_rpc__op op_shutdown;
+    struct dmk_rpc__op op_drain, op_shutdown;
     struct dmk_rpc__health *health;
     struct dmk_rpc__reflect *reflect; /* NULL: not served */
 };
@@ -370,6 +370,21 @@ void dmk_rpc__server_stream_closed(struct dmk_rpc_server *server)
     server->n_streams--;
 }
 
+/* gRPC may be told to shut down more than once: each time it says so when the last call has ended. */
+static void shut_down(struct dmk_rpc_server *server, struct dmk_rpc__op *op)
+{
+    *op = (struct dmk_rpc__op){.fn = on_shutdown, .obj = server};
+    server->refs++;
+    dmk_rpc__release(op);
+    grpc_server_shutdown_and_notify(server->server, server->rpc->cq, op);
+}
+
+void dmk_rpc_server_drain(struct dmk_rpc_server *server)
+{
+    dmk_assert(!server->op_drain.fn);
+    shut_down(server, &server->op_drain);
+}
+
 void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
 {
     struct dmk_rpc_server *server = *serverp;
@@ -387,10 +402,7 @@ void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
         dmk_rpc__stream_drop(dmk_container_of(server->streams.next, struct dmk_rpc_stream, node),
                              DMK_RPC_CANCELLED, "this server is shutting down");
     }
-    server->op_shutdown = (struct dmk_rpc__op){.fn = on_shutdown, .obj = server};
-    server->refs++;
-    dmk_rpc__release(&server->op_shutdown);
-    grpc_server_shutdown_and_notify(server->server, server->rpc->cq, &server->op_shutdown);
+    shut_down(server, &server->op_shutdown);
     grpc_server_cancel_all_calls(server->server);
     dmk_rpc__server_unref(server);
 }

@@ -838,6 +838,7 @@ def test_sigterm_lets_streams_finish(workers):
         assert r.get("/readyz")[0] == 503 and r.get("/livez")[0] == 200
         status, headers, late = r.chat()
         assert status == 503 and "retry-after" in headers and late["error"]["code"] == "draining"
+        assert headers["connection"] == "close", "a kept connection would bring the next try here again"
         t.join()
         assert gather(events(got[0])[0])[0]["finish"] == "stop"
         assert r.popen.wait(5) == 0
@@ -925,6 +926,27 @@ def test_grpc_errors_and_models(pair):
     list(stub.Chat(grpc_chat(temperature=0), metadata=[("x-request-id", "from-grpc")]))
     assert d.messages("generate")[-1].request_id == "from-grpc"
     assert d.messages("generate")[-1].sampling.temperature == 0
+
+
+def test_grpc_calls_move_on_when_a_router_drains(workers):
+    """One address, one channel: the running call ends at the old router, the next goes to its successor."""
+    d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 80 + "<|return|>"), token_delay_s=0.02)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    _, stubs = grpc_modules()
+    with Router(decode=[d], grpc=False, args=["--grpc-listen", address]) as old, grpc.insecure_channel(address) as channel:
+        stub = stubs.FrontendStub(channel)
+        running = stub.Chat(grpc_chat())
+        next(running)
+        old.popen.terminate()
+        old.wait_log("draining: 1 requests")
+        with Router(decode=[d], grpc=False, args=["--grpc-listen", address]) as new:
+            assert list(stub.Chat(grpc_chat(max_tokens=2)))[-1].HasField("ended")
+            assert new.metric('damask_router_requests_total{api="grpc",status="2xx"}') == 1
+            assert old.popen.poll() is None, "it ended before the call that it had"
+            assert list(running)[-1].HasField("ended")
+            assert old.popen.wait(5) == 0
 
 
 def test_grpc_cancel(workers):
