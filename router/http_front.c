@@ -70,10 +70,12 @@ static void respond(struct dmk_http_req *req, unsigned status, const char *type,
     dmk_buf_fini(&headers);
 }
 
-static void refuse(struct dmk_http_req *req, const struct dmk_api_error *error, const char *lines)
+static void refuse(struct dmk_router *router, struct dmk_http_req *req,
+                   const struct dmk_api_error *error, const char *lines)
 {
     struct dmk_buf body, headers;
 
+    dmk_stats_refused(router->stats, error->status);
     dmk_buf_init(&body, 0);
     dmk_api_error_json(error, &body);
     dmk_buf_init(&headers, 0);
@@ -300,7 +302,7 @@ static void start_request(struct dmk_router *router, struct dmk_http_req *req,
     } else {
         (void)dmk_api_fail(&error, 503, "out_of_memory", "no memory for the request");
     }
-    refuse(req, &error, NULL);
+    refuse(router, req, &error, NULL);
 }
 
 /* Probes are for everybody; pages about the server want the admin's key. */
@@ -336,7 +338,7 @@ static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, st
 
         (void)dmk_api_fail(&error, 415, "unsupported_media_type",
                            "a request with an Origin must have Content-Type: " JSON);
-        refuse(req, &error, NULL);
+        refuse(router, req, &error, NULL);
         return;
     }
     start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
@@ -381,7 +383,7 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_bad(&error, "model",
                           "the model's name has more than %d bytes or control characters",
                           DMK_ASK_MAX_MODEL_BYTES);
-        refuse(req, &error, NULL);
+        refuse(router, req, &error, NULL);
         return;
     }
 
@@ -395,7 +397,7 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
                            dmk_api_quote(dmk_str_from(name), quoted));
         (void)snprintf(error.param, sizeof(error.param), "model");
-        refuse(req, &error, NULL);
+        refuse(router, req, &error, NULL);
         dmk_buf_fini(&body);
         return;
     }
@@ -502,12 +504,13 @@ static bool check_key(const struct dmk_http_front *port, struct dmk_http_req *re
     }
     (void)dmk_api_fail(&error, 401, "invalid_api_key",
                        "an API key is needed: Authorization: Bearer KEY");
-    refuse(req, &error, "WWW-Authenticate: Bearer\r\n");
+    refuse(port->router, req, &error, "WWW-Authenticate: Bearer\r\n");
     return false;
 }
 
 /* True when the handler is to answer; OPTIONS and wrong methods are answered here. */
-static bool check_method(const struct route *route, struct dmk_http_req *req)
+static bool check_method(const struct dmk_http_front *port, const struct route *route,
+                         struct dmk_http_req *req)
 {
     const struct dmk_str method = dmk_http_method(req);
     const char *allow = route->post ? "Allow: POST, OPTIONS\r\n" : "Allow: GET, HEAD, OPTIONS\r\n";
@@ -523,7 +526,7 @@ static bool check_method(const struct route *route, struct dmk_http_req *req)
     }
     (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only",
                        route->post ? "POST" : "GET");
-    refuse(req, &error, allow);
+    refuse(port->router, req, &error, allow);
     return false;
 }
 
@@ -545,17 +548,18 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     if (!route) {
         (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
                            dmk_api_quote(dmk_http_path(req), quoted));
-        refuse(req, &error, NULL);
-    } else if (check_method(route, req)) {
+        refuse(port->router, req, &error, NULL);
+    } else if (check_method(port, route, req)) {
         route->answer(port->router, req, rest);
     }
 }
 
 void dmk_http_front_on_error(void *ud, unsigned status, const char *sentence, struct dmk_buf *body)
 {
+    const struct dmk_http_front *port = ud;
     struct dmk_api_error error;
 
-    (void)ud;
+    dmk_stats_refused(port->router->stats, status);
     (void)dmk_api_fail(&error, status, NULL, "%s", sentence);
     dmk_api_error_json(&error, body);
 }

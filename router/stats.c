@@ -2,6 +2,7 @@
 #include "router/stats.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 const char *dmk_fail_cause_name(enum dmk_fail_cause cause)
 {
@@ -60,11 +61,30 @@ static void make_engine_series(struct dmk_stats *s, const char *l)
                           dmk_buckets_tokens, dmk_n_buckets_tokens);
 }
 
+static const char *const refusals[DMK_N_REFUSALS] = {"400", "401", "404", "405", "408",
+                                                     "413", "414", "415", "417", "429",
+                                                     "431", "501", "503", "505", "other"};
+
+void dmk_stats_refused(struct dmk_stats *stats, unsigned status)
+{
+    int i = 0;
+
+    while (i < DMK_N_REFUSALS - 1 && strtoul(refusals[i], NULL, 10) != status) {
+        i++;
+    }
+    dmk_counter_add(stats->refused[i], 1);
+}
+
 static void make_request_series(struct dmk_stats *s)
 {
     struct dmk_metrics *m = s->metrics;
     char labels[128];
 
+    for (int i = 0; i < DMK_N_REFUSALS; i++) {
+        (void)snprintf(labels, sizeof(labels), "status=\"%s\"", refusals[i]);
+        s->refused[i] = dmk_counter_new(m, "damask_router_http_refused_total", labels,
+                                        "HTTP answers to what never became a request, by status.");
+    }
     for (int d = 0; dmk_dialects[d] && d < DMK_MAX_DIALECTS; d++) {
         for (int i = 2; i < DMK_N_STATUS; i++) {
             (void)snprintf(labels, sizeof(labels), "api=\"%s\",status=\"%dxx\"",

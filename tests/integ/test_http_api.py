@@ -314,6 +314,10 @@ def test_the_clients_id_comes_back_with_every_answer(paper):
         got, headers, data = r.request(method, path, headers=mine)
         assert (got, headers.get("x-request-id")) == (status, "mine-1"), (method, path)
         assert "x-request-id" not in r.request(method, path, headers={"x-request-id": "a b"})[1] or path == CHAT
+    refused = lambda status: r.metric('damask_router_http_refused_total{status="%s"' % status)
+    before = [refused(s) for s in (404, 405, 415)]
+    r.get("/nowhere"), r.get(CHAT), r.request("POST", CHAT, "x", {"Content-Encoding": "gzip"})
+    assert [refused(s) for s in (404, 405, 415)] == [n + 1 for n in before], "who runs this sees what is refused"
     assert json.loads(r.request("POST", CHAT)[2])["error"]["message"] == "the request has no body; it must be a JSON object"
 
 
