@@ -316,8 +316,8 @@ static int make_ticket(struct dmk_decode_core *core, struct seq *seq, const stru
 
 static struct request *find_free(struct dmk_decode_core *core)
 {
-    for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
-        if (!core->requests[i].used) {
+    for (uint32_t i = 0; i < core->n_slots; i++) {
+        if (!core->requests[i].used && core->requests[i].n_leaving == 0) {
             return &core->requests[i];
         }
     }
@@ -326,7 +326,7 @@ static struct request *find_free(struct dmk_decode_core *core)
 
 static bool is_known(const struct dmk_decode_core *core, const struct dmk_decode_request *r)
 {
-    for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
+    for (uint32_t i = 0; i < core->n_slots; i++) {
         const struct request *q = &core->requests[i];
 
         if (q->used && q->router == r->router && dmk_request_id_equal(q->id, r->id)) {

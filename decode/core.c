@@ -52,7 +52,7 @@ static int allocate(struct dmk_decode_core *core)
     core->seqs = calloc(core->n_slots, sizeof(*core->seqs));
     core->ids_storage = calloc((size_t)core->n_slots * c->max_context, sizeof(uint32_t));
     core->pages_storage = calloc((size_t)core->n_slots * core->max_pages, sizeof(uint32_t));
-    core->requests = calloc(c->max_sequences, sizeof(*core->requests));
+    core->requests = calloc(core->n_slots, sizeof(*core->requests));
     core->ticket = calloc(1, sizeof(*core->ticket));
     if (!c->engine.pick) {
         core->logits = calloc((size_t)c->max_logit_rows * c->engine.shape->vocab, sizeof(float));
@@ -276,7 +276,7 @@ void dmk_decode_cancel(struct dmk_decode_core *core, uint32_t router, struct dmk
                        uint64_t now_ns)
 {
     core->now_ns = now_ns;
-    for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
+    for (uint32_t i = 0; i < core->n_slots; i++) {
         struct request *q = &core->requests[i];
 
         if (q->used && q->router == router && dmk_request_id_equal(q->id, id)) {
@@ -288,7 +288,7 @@ void dmk_decode_cancel(struct dmk_decode_core *core, uint32_t router, struct dmk
 void dmk_decode_router_gone(struct dmk_decode_core *core, uint32_t router, uint64_t now_ns)
 {
     core->now_ns = now_ns;
-    for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
+    for (uint32_t i = 0; i < core->n_slots; i++) {
         if (core->requests[i].used && core->requests[i].router == router) {
             dmk_decode_request_end(core, &core->requests[i]);
         }
@@ -366,7 +366,7 @@ struct dmk_decode_load dmk_decode_load(const struct dmk_decode_core *core)
         .constraints = dmk_constraints_stats(core->constraints),
     };
 
-    for (uint32_t i = 0; i < core->conf.max_sequences; i++) {
+    for (uint32_t i = 0; i < core->n_slots; i++) {
         load.n_requests += core->requests[i].used;
     }
     for (uint32_t i = 0; i < core->n_slots; i++) {

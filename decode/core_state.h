@@ -41,6 +41,7 @@ struct seq {
 
 struct request {
     bool used;
+    uint32_t n_leaving; /* sequences of it in SEQ_LEAVING: the step in flight reads what follows */
     uint32_t router;
     struct dmk_request_id id;
     struct dmk_sample_params sampling; /* bias points into the two arrays */
@@ -101,7 +102,7 @@ struct dmk_decode_core {
     struct seq *seqs;              /* [n_slots] */
     uint32_t *ids_storage;         /* [n_slots][max_context] */
     uint32_t *pages_storage;       /* [n_slots][max_pages] */
-    struct request *requests;      /* [max_sequences] */
+    struct request *requests;      /* [n_slots]: those that leave are beyond max_sequences */
     struct dmk_receiver *receiver; /* NULL without transport */
     struct dmk_xfer_mem *full_mem[DMK_PORT_MAX_RANKS], *window_mem[DMK_PORT_MAX_RANKS];
     struct dmk_ticket *ticket; /* scratch, with all that is the same in every ticket filled in */

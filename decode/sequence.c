@@ -65,6 +65,7 @@ void dmk_decode_seq_release(struct dmk_decode_core *core, struct seq *seq)
         dmk_constraint_drop(seq->constraint);
         seq->constraint = NULL;
     }
+    core->requests[seq->request].n_leaving -= seq->state == SEQ_LEAVING;
     seq->state = SEQ_FREE;
 }
 
@@ -90,6 +91,7 @@ static void leave(struct dmk_decode_core *core, struct seq *seq)
         forget_ticket(core, seq);
         if (seq->in_step) {
             seq->state = SEQ_LEAVING;
+            core->requests[seq->request].n_leaving++;
         } else {
             dmk_decode_seq_release(core, seq);
         }

@@ -432,6 +432,64 @@ static void a_cancel_in_the_middle_of_a_step(void **state)
     close_bed(&bed);
 }
 
+enum { MAX_ROWS = 64 };
+
+/* The shadow engine, but for the tokens: it notes whose rows it is asked for. */
+static struct {
+    struct dmk_engine_port shadow;
+    float logits[MAX_ROWS * VOCAB];
+    uint32_t n_prompt, n_ids;
+} watched;
+
+static int watched_step(void *engine, const struct dmk_step *step)
+{
+    struct dmk_step s = *step;
+
+    s.logits = watched.logits;
+    return watched.shadow.step(engine, &s);
+}
+
+static uint32_t watched_pick(void *engine, const struct dmk_engine_pick *pick)
+{
+    (void)engine;
+    watched.n_prompt = pick->n_prompt;
+    watched.n_ids = pick->n_ids;
+    return 1;
+}
+
+/* What a step in flight reads of a request stays as it is when the request leaves and others come. */
+static void a_step_reads_its_own_requests(void **state)
+{
+    struct bed bed = open_bed(40, 4, 64, true, 1);
+    struct cell_conf conf = bed.cell->conf;
+    struct dmk_decode_step *step;
+
+    (void)state;
+    cell_free(&bed.cell);
+    watched.shadow = conf.decode;
+    conf.decode.step = watched_step;
+    conf.decode.pick = watched_pick;
+    conf.decode.samples = false;
+    bed.cell = cell_new(&conf);
+    ask(&bed, 10, 1, 50, NULL);
+    for (uint32_t t = 0; t < 3; t++) {
+        cell_turn(bed.cell);
+    }
+    step = dmk_decode_plan(bed.cell->decode, bed.cell->now_ns);
+    assert_non_null(step);
+    cell_cancel(bed.cell, 0);
+    for (uint32_t i = 0; i < 4; i++) { /* as many as there may be */
+        ask(&bed, 100 + i, 2 + i, 5, NULL);
+        assert_false(bed.cell->answers[1 + i].failed);
+    }
+    dmk_decode_run(step);
+    assert_int_equal(watched.n_prompt, 10);
+    assert_true(watched.n_ids > 10 && watched.n_ids < 20);
+    dmk_decode_done(bed.cell->decode, step, bed.cell->now_ns);
+    assert_true(cell_run(bed.cell, 100));
+    close_bed(&bed);
+}
+
 static void a_failed_step_fails_its_requests(void **state)
 {
     struct bed bed = open_bed(40, 4, 64, true, 1);
@@ -487,6 +545,7 @@ int main(void)
         cmocka_unit_test(answers_end_where_they_must),
         cmocka_unit_test(refusals),
         cmocka_unit_test(a_cancel_in_the_middle_of_a_step),
+        cmocka_unit_test(a_step_reads_its_own_requests),
         cmocka_unit_test(a_failed_step_fails_its_requests),
         cmocka_unit_test(no_token_left_fails_the_request),
     };
