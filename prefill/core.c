@@ -205,6 +205,32 @@ static int check_ticket(const struct dmk_prefill_core *core, uint32_t n,
     return 0;
 }
 
+static bool is_known(const struct dmk_prefill_core *core, const struct dmk_prefill_request *request)
+{
+    for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
+        const struct dmk_prefill_job *job = &core->jobs[i];
+
+        if (job->state != DMK_PREFILL_FREE && job->router == request->router &&
+            dmk_request_id_equal(job->id, request->id)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Two jobs with one ticket would take each other's replies, and the one that is refused would tell D that
+ * nothing writes any more while the other one does. */
+static bool is_ticket_used(const struct dmk_prefill_core *core, struct dmk_id128 cookie)
+{
+    for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
+        if (core->jobs[i].state != DMK_PREFILL_FREE &&
+            dmk_id128_equal(core->jobs[i].ticket.cookie, cookie)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_request *request,
                         uint64_t now_ns)
 {
@@ -213,6 +239,9 @@ void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_
     int rc;
 
     core->now_ns = now_ns;
+    if (is_known(core, request)) {
+        return; /* sent twice: the first one's events answer it */
+    }
     if (core->draining) {
         refuse(core, request, DMK_FAILURE_DRAINING, "this worker is draining", 0);
         return;
@@ -231,6 +260,9 @@ void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_
     rc = dmk_ticket_decode(request->ticket, &job->ticket, &err);
     if (rc == 0) {
         rc = check_ticket(core, request->n_prompt - 1, &job->ticket, &err);
+    }
+    if (rc == 0 && is_ticket_used(core, job->ticket.cookie)) {
+        rc = dmk_error_set(&err, -DMK_EINVAL, "another prompt has come with the same ticket");
     }
     if (rc < 0) {
         refuse(core, request, rc == -DMK_EMISMATCH ? DMK_FAILURE_MISMATCH : DMK_FAILURE_INVALID,

@@ -90,7 +90,8 @@ int dmk_prefill_core_new(const struct dmk_prefill_conf *conf, struct dmk_prefill
 /* No step may be in flight. The transport must still be open. */
 void dmk_prefill_core_free(struct dmk_prefill_core **core);
 
-/* FAILED comes before it returns when the request can not be taken. */
+/* FAILED comes before it returns when the request can not be taken. One that is here already is not taken
+ * again, and no event says so; a ticket is taken once. */
 void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_request *request,
                         uint64_t now_ns);
 /* Idempotent; no event follows. Computing stops before the next layer. */

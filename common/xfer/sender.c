@@ -314,6 +314,9 @@ int dmk_sender_claim(struct dmk_sender *tx, uint64_t id, const struct dmk_ticket
         return dmk_error_set(reterr, -DMK_EFULL, "all %u transfers of this worker are in use",
                              tx->conf.max_jobs);
     }
+    if (find_cookie(tx, ticket->cookie)) {
+        return dmk_error_set(reterr, -DMK_EINVAL, "another transfer uses the same ticket");
+    }
     r = check_ticket(tx, ticket, reterr);
     if (r < 0) {
         return r;

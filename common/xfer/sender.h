@@ -63,7 +63,8 @@ void dmk_sender_free(struct dmk_sender **tx);
 
 /* Checks model, numerics and layout of the ticket (-DMK_EMISMATCH with a sentence), connects if
  * needed, and sends the claim. The ticket is copied. On any failure the job does not exist and no
- * event comes. -DMK_EFULL: max_jobs or max_endpoints are in use. job is unique among the jobs. */
+ * event comes. -DMK_EFULL: max_jobs or max_endpoints are in use. -DMK_EINVAL: another job has the same
+ * ticket, whose replies and terminals name nothing but its cookie. job is unique among the jobs. */
 int dmk_sender_claim(struct dmk_sender *tx, uint64_t job, const struct dmk_ticket *ticket,
                      uint64_t now_ns, struct dmk_error *reterr);
 /* A layer's K and V are final for blocks [first_block, end_block) of the sequence: put those not

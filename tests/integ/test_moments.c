@@ -280,6 +280,56 @@ static void a_prompt_that_fails_frees_both_sides(void **state)
     }
 }
 
+static void submit(struct bed *bed, const struct cell_answer *whose,
+                   const struct cell_answer *ticket_of)
+{
+    struct cell *c = bed->split;
+    const struct dmk_prefill_request r = {.id = {7, (uint64_t)(whose - c->answers), 1},
+                                          .prompt = ticket_of->prompt,
+                                          .n_prompt = ticket_of->n_prompt,
+                                          .ticket = {ticket_of->ticket, ticket_of->ticket_len}};
+
+    dmk_prefill_submit(c->prefill, &r, c->now_ns);
+}
+
+/* P is sent the same prompt again, or one with another's ticket, at every turn of a hand-over: the first one
+ * alone writes and speaks for the ticket. */
+static void a_ticket_is_used_once(void **state)
+{
+    enum { LENGTH = 200, SOON = 300 };
+
+    (void)state;
+    for (int lane = 0; lane < 2; lane++) {
+        const struct dmk_loopback_conf fabric = {.seed = 6,
+                                                 .lane = lane ? DMK_LANE_DIRECT : DMK_LANE_EMULATED,
+                                                 .faults = {.max_delay = 5}};
+        struct bed bed = open_bed(N_PAGES, false, fabric);
+        bool over = false;
+
+        for (uint32_t turns = 1; !over; turns++) {
+            const struct cell_answer *a = ask(bed.split, LENGTH, turns);
+            struct cell_answer *b = ask(bed.split, LENGTH, 1000 + turns);
+
+            cell_cancel(bed.split, (uint32_t)(b - bed.split->answers));
+            for (uint32_t t = 0; t < turns && !a->prefill_done; t++) {
+                cell_turn(bed.split);
+            }
+            over = a->prefill_done;
+            if (!over) {
+                b->over = b->cancelled = false; /* its id is P's to fail */
+                submit(&bed, a, a);
+                submit(&bed, b, a);
+            }
+            assert_true(cell_run(bed.split, SOON));
+            assert_true(over || (b->failed && b->code == DMK_FAILURE_INVALID));
+            assert_right(&bed, a, LENGTH, turns);
+            assert_idle_within(bed.split, SOON);
+            cell_forget(bed.split);
+        }
+        close_bed(&bed);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -287,6 +337,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(source_pages_stay_until_the_answer),
         cmocka_unit_test(cancel_at_every_turn),
         cmocka_unit_test(a_prompt_that_fails_frees_both_sides),
+        cmocka_unit_test(a_ticket_is_used_once),
     };
 
     if (argc > 1) {

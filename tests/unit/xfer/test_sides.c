@@ -616,6 +616,8 @@ static void claim(struct stage *g)
     struct dmk_error err;
 
     assert_int_equal(dmk_sender_claim(g->tx, 1, &ticket, g->now, &err), 0);
+    assert_int_equal(dmk_sender_claim(g->tx, 2, &ticket, g->now, &err), -DMK_EINVAL);
+    assert_int_equal(dmk_sender_n_jobs(g->tx), 1);
     turn(g);
     assert_int_equal(g->d.last.type, DMK_MESSAGE_CLAIM);
 }
