@@ -205,13 +205,16 @@ static int check_ticket(const struct dmk_prefill_core *core, uint32_t n,
     return 0;
 }
 
+static bool is_of(const struct dmk_prefill_job *job, uint32_t router, struct dmk_request_id id)
+{
+    return job->state != DMK_PREFILL_FREE && job->router == router &&
+           dmk_request_id_equal(job->id, id);
+}
+
 static bool is_known(const struct dmk_prefill_core *core, const struct dmk_prefill_request *request)
 {
     for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
-        const struct dmk_prefill_job *job = &core->jobs[i];
-
-        if (job->state != DMK_PREFILL_FREE && job->router == request->router &&
-            dmk_request_id_equal(job->id, request->id)) {
+        if (is_of(&core->jobs[i], request->router, request->id)) {
             return true;
         }
     }
@@ -287,12 +290,9 @@ void dmk_prefill_submit(struct dmk_prefill_core *core, const struct dmk_prefill_
 void dmk_prefill_cancel(struct dmk_prefill_core *core, uint32_t router, struct dmk_request_id id)
 {
     for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
-        struct dmk_prefill_job *job = &core->jobs[i];
-
-        if (job->state != DMK_PREFILL_FREE && job->router == router &&
-            dmk_request_id_equal(job->id, id)) {
-            job->mute = true;
-            dmk_prefill__abandon(core, job);
+        if (is_of(&core->jobs[i], router, id)) {
+            core->jobs[i].mute = true;
+            dmk_prefill__abandon(core, &core->jobs[i]);
         }
     }
 }
@@ -300,11 +300,9 @@ void dmk_prefill_cancel(struct dmk_prefill_core *core, uint32_t router, struct d
 void dmk_prefill_router_gone(struct dmk_prefill_core *core, uint32_t router)
 {
     for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
-        struct dmk_prefill_job *job = &core->jobs[i];
-
-        if (job->state != DMK_PREFILL_FREE && job->router == router) {
-            job->mute = true;
-            dmk_prefill__abandon(core, job);
+        if (core->jobs[i].state != DMK_PREFILL_FREE && core->jobs[i].router == router) {
+            core->jobs[i].mute = true;
+            dmk_prefill__abandon(core, &core->jobs[i]);
         }
     }
 }

@@ -64,7 +64,9 @@ void dmk_rx_endpoint_close(struct dmk_receiver *rx, struct dmk_rx_endpoint *endp
 /* Endpoints that nobody needs, or that never showed a valid cookie. */
 void dmk_rx_endpoints_tidy(struct dmk_receiver *rx);
 
-/* The newest incarnation of the worker is remembered; false when the one given is older. */
+/* The newest incarnation of the worker is remembered; false when the one given is older. Not for ever: an older
+ * one that speaks long after the newest was last heard is a start after the clock was set back. What keeps
+ * tickets apart are their cookies. */
 bool dmk_rx_is_current(struct dmk_receiver *rx, uint64_t worker, uint64_t incarnation);
 
 /* The claimant of that incarnation, with its watch open where the lane needs one; NULL when the process

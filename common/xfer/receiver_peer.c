@@ -7,6 +7,8 @@
 #define MAX_WORKERS DMK_RECEIVER_MAX_WORKERS
 #define UNPROVEN_NS (5 * DMK_NS_PER_S)   /* an endpoint without any valid cookie */
 #define IDLE_NS     (120 * DMK_NS_PER_S) /* one that no ticket needs */
+#define NEWEST_NS                                                                                  \
+    (60 * DMK_NS_PER_S) /* silence of a worker's newest start after which an older one counts */
 
 struct dmk_rx_endpoint *dmk_rx_endpoint_take(struct dmk_receiver *rx, struct dmk_xfer_ep *ep)
 {
@@ -45,7 +47,8 @@ bool dmk_rx_is_current(struct dmk_receiver *rx, uint64_t id, uint64_t incarnatio
             slot = w; /* a free slot, or the one not heard of for longest */
         }
     }
-    if (slot->id == id && incarnation < slot->incarnation) {
+    if (slot->id == id && incarnation < slot->incarnation &&
+        rx->now_ns - slot->heard_ns < NEWEST_NS) {
         return false;
     }
     *slot = (struct dmk_rx_worker){id, incarnation, rx->now_ns};

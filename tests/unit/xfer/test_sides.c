@@ -346,6 +346,28 @@ static void test_incarnations(void **state)
     close_stage(g);
 }
 
+/* A worker whose clock was set back before its restart is not refused for as long as it was set back. */
+static void test_a_clock_set_back(void **state)
+{
+    struct stage *g = open_receiver(DMK_LANE_EMULATED);
+
+    (void)state;
+    reserve(g, 1);
+    send_claim(g, &g->p, 50);
+    assert_int_equal(g->p.last.reply, DMK_REPLY_YES);
+    send_terminal(g, &g->p, 50, false, 0);
+    for (int i = 0; i < 4; i++) {
+        pass(g, 15 * DMK_NS_PER_S - 10 * MS);
+        reserve(g, 2 + (uint64_t)i);
+        send_claim(g, &g->p, 40); /* to ask again does not make it wait longer */
+        assert_int_equal(g->p.last.reply, DMK_REPLY_INCARNATION);
+    }
+    pass(g, 50 * MS);
+    send_claim(g, &g->p, 40);
+    assert_int_equal(g->p.last.reply, DMK_REPLY_YES);
+    close_stage(g);
+}
+
 static void test_expiry_and_deadline(void **state)
 {
     struct stage *g = open_receiver(DMK_LANE_EMULATED);
@@ -798,6 +820,7 @@ int main(void)
         cmocka_unit_test(test_claimed_once),
         cmocka_unit_test(test_short_is_a_failure),
         cmocka_unit_test(test_incarnations),
+        cmocka_unit_test(test_a_clock_set_back),
         cmocka_unit_test(test_expiry_and_deadline),
         cmocka_unit_test(test_direct_waits_for_the_process),
         cmocka_unit_test(test_direct_needs_a_watch),
