@@ -180,6 +180,9 @@ static void p_layer(void *ud)
 {
     struct cell *c = ud;
 
+    if (c->conf.on_layer) {
+        c->conf.on_layer(c->conf.ud, c);
+    }
     dmk_prefill_layers(c->prefill);
 }
 
@@ -327,7 +330,8 @@ uint32_t cell_ask(struct cell *c, const struct dmk_decode_request *request)
     r.n = r.n ? r.n : 1;
     r.max_tokens = r.max_tokens ? r.max_tokens : 8;
     r.sampling = r.sampling ? r.sampling : &greedy;
-    *a = (struct cell_answer){.used = true, .n_choices = r.n, .n_prompt = r.n_prompt};
+    *a = (struct cell_answer){
+        .used = true, .n_choices = r.n, .n_prompt = r.n_prompt, .salt = r.salt};
     a->prompt = malloc((r.n_prompt + 1) * sizeof(uint32_t));
     dmk_assert(a->prompt);
     memcpy(a->prompt, r.prompt, r.n_prompt * sizeof(uint32_t));
@@ -361,6 +365,7 @@ static void act(struct cell *c, const struct cell_act *act)
             const struct dmk_prefill_request r = {.id = id_of(act->answer),
                                                   .prompt = a->prompt,
                                                   .n_prompt = a->n_prompt,
+                                                  .salt = a->salt,
                                                   .ticket = {a->ticket, a->ticket_len}};
 
             dmk_prefill_submit(c->prefill, &r, c->now_ns);

@@ -10,6 +10,8 @@
 #include "decode/core.h"
 #include "prefill/core.h"
 
+struct cell;
+
 #define CELL_MAX_ANSWERS 64
 #define CELL_MAX_TOKENS  1400
 
@@ -38,6 +40,7 @@ struct cell_answer {
     /* for the prefill message */
     uint32_t *prompt;
     uint32_t n_prompt;
+    struct dmk_bytes salt; /* the caller's */
     uint8_t ticket[DMK_TICKET_MAX_BYTES];
     size_t ticket_len;
 };
@@ -53,6 +56,9 @@ struct cell_conf {
     uint64_t queue_budget_ms;    /* of the prefill worker; 0 = 5000 */
     uint32_t max_draining_pages; /* 0 = no bound that matters */
     struct dmk_loopback_conf fabric;
+    /* Called when the prefill worker has computed a layer, on its step; may be NULL. */
+    void (*on_layer)(void *ud, struct cell *cell);
+    void *ud;
 };
 
 struct cell {

@@ -328,6 +328,10 @@ static void test_incarnations(void **state)
     send_terminal(g, &g->p, 50, true, 1);
     assert_int_equal(g->p.last.answer, DMK_ANSWER_STALE);
     ticket.d_incarnation = 900;
+    ticket.generation++; /* of another use of the pages */
+    send_claim(g, &g->p, 50);
+    assert_int_equal(g->p.last.reply, DMK_REPLY_UNKNOWN);
+    ticket.generation--;
     send_claim(g, &g->p, 49); /* that worker was seen with 50 */
     assert_int_equal(g->p.last.reply, DMK_REPLY_INCARNATION);
     send_claim(g, &g->p, 50);
