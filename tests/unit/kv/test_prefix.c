@@ -272,6 +272,31 @@ static void boundaries_and_salt(void **state)
     free(w);
 }
 
+/* Two texts whose second block is the same behind another first one. */
+static void a_block_belongs_to_what_stands_before_it(void **state)
+{
+    struct world *w = malloc(sizeof(*w));
+
+    (void)state;
+    build(w, 9);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct seq *s = &w->seqs[i];
+
+        for (uint32_t k = 0; k < MAX_TOKENS; k++) {
+            s->ids[k] = k < P && i == 1 ? 5000 + k : k;
+        }
+        start(w, s, 0);
+        assert_int_equal(s->pos, 0);
+        advance(w, s, i == 0 ? 130 : 70);
+        dmk_kv_prefix_insert(w->prefix, root_of(0), s->ids, s->pos, &s->table);
+    }
+    assert_int_equal(dmk_kv_prefix_find(w->prefix, root_of(0), w->seqs[0].ids, MAX_TOKENS), 128);
+    assert_int_equal(dmk_kv_prefix_find(w->prefix, root_of(0), w->seqs[1].ids, MAX_TOKENS), 64);
+    check(w);
+    tear_down(w);
+    free(w);
+}
+
 static void events_and_listing(void **state)
 {
     struct world *w = malloc(sizeof(*w));
@@ -411,6 +436,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_against_shadow),
         cmocka_unit_test(boundaries_and_salt),
+        cmocka_unit_test(a_block_belongs_to_what_stands_before_it),
         cmocka_unit_test(events_and_listing),
         cmocka_unit_test(drained_pages_come_back_at_release),
         cmocka_unit_test(nothing_is_evicted_in_vain),
