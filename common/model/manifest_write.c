@@ -84,6 +84,22 @@ static json_t *describe_exactness(const struct dmk_manifest *m)
                      (json_int_t)n_blocks, "largest_error", largest, "matrices", list);
 }
 
+/* A manifest is UTF-8 but a path may be any bytes: in one that is not, those beyond ASCII become question marks. */
+static json_t *describe_path(const char *path)
+{
+    json_t *text = json_string(path);
+    char *plain = text ? NULL : strdup(path);
+
+    for (char *p = plain; p && *p; p++) {
+        *p = (char)((unsigned char)*p < 0x80 ? *p : '?');
+    }
+    if (plain) {
+        text = json_string(plain);
+        free(plain);
+    }
+    return text;
+}
+
 static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
 {
     const json_int_t tp = cut->layout.tp, dp = cut->layout.dp;
@@ -94,12 +110,12 @@ static json_t *describe(const struct dmk_manifest *m, const struct dmk_cut *cut)
     for (uint32_t i = 0; i < m->n_copied; i++) {
         (void)json_array_append_new(copied, describe_file(&m->copied[i]));
     }
-    return json_pack("{s:s, s:i, s:s, s:{s:s}, s:{s:I, s:I, s:I}, s:s, s:s, s:i, s:o, s:o}",
+    return json_pack("{s:s, s:i, s:s, s:{s:o}, s:{s:I, s:I, s:I}, s:s, s:s, s:i, s:o, s:o}",
                      "format", DMK_MANIFEST_FORMAT, "version", (int)DMK_MANIFEST_VERSION,
-                     "model_id", id, "source", "path", m->source, "layout", "tp", tp, "dp", dp,
-                     "ep", tp * dp, "dense", "bf16", "experts", dmk_cut_format_name(cut->experts),
-                     "alignment", (int)DMK_CUT_ALIGN, "exactness", describe_exactness(m), "copied",
-                     copied);
+                     "model_id", id, "source", "path", describe_path(m->source), "layout", "tp", tp,
+                     "dp", dp, "ep", tp * dp, "dense", "bf16", "experts",
+                     dmk_cut_format_name(cut->experts), "alignment", (int)DMK_CUT_ALIGN,
+                     "exactness", describe_exactness(m), "copied", copied);
 }
 
 static void put_value(struct dmk_buf *out, const json_t *value)

@@ -35,12 +35,12 @@ static struct dmk_cut plan(enum dmk_expert_format experts)
     return cut;
 }
 
-static void write_text(const struct dmk_cut *cut, struct dmk_buf *out)
+static void write_text_from(const struct dmk_cut *cut, char *source, struct dmk_buf *out)
 {
     struct dmk_inexact inexact[] = {{1, 17, true, 3, 0.125}};
     struct dmk_manifest_file copied[] = {{"config.json", 100, {1, 2}}};
     struct dmk_manifest m = {.model_id = {3, 4},
-                             .source = (char[]){"/models/a \"b\""},
+                             .source = source,
                              .layout = cut->layout,
                              .experts = cut->experts,
                              .n_files = cut->n_files,
@@ -59,6 +59,11 @@ static void write_text(const struct dmk_cut *cut, struct dmk_buf *out)
     dmk_buf_init(out, 0);
     assert_int_equal(dmk_manifest_write(&m, cut, out, NULL), 0);
     free(m.files);
+}
+
+static void write_text(const struct dmk_cut *cut, struct dmk_buf *out)
+{
+    write_text_from(cut, (char[]){"/models/a \"b\""}, out);
 }
 
 static void test_round_trip(void **state)
@@ -91,6 +96,23 @@ static void test_round_trip(void **state)
         dmk_buf_fini(&text);
         mk_remove(dir);
     }
+}
+
+/* Paths are bytes: one that is no UTF-8 does not keep the manifest from being written. */
+static void test_any_path(void **state)
+{
+    struct dmk_cut cut = plan(DMK_EXPERTS_MXFP4);
+    struct dmk_manifest m = {0};
+    struct dmk_error err = {0};
+    struct dmk_buf text;
+
+    (void)state;
+    write_text_from(&cut, (char[]){"/m\xc3\xa9/\xff.x"}, &text);
+    assert_int_equal(dmk_manifest_parse(dmk_buf_str(&text), "x", &m, &err), 0);
+    assert_string_equal(m.source, "/m?\?/?.x");
+    dmk_manifest_free(&m);
+    dmk_buf_fini(&text);
+    dmk_cut_free(&cut);
 }
 
 /* Every file's plan must be a safetensors file to the last byte, with each tensor on its border. */
@@ -237,9 +259,8 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_plan_is_packed),
-        cmocka_unit_test(test_wrong_fields),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_any_path),
+        cmocka_unit_test(test_plan_is_packed), cmocka_unit_test(test_wrong_fields),
         cmocka_unit_test(test_damage),
     };
 
