@@ -1,6 +1,7 @@
 """damask convert: cut folders answer as the checkpoint does, bit for bit; a run that is killed goes on to the same
 bytes; damage, a full disk and another layout are told in a sentence; memory does not grow with the checkpoint."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -321,6 +322,22 @@ def test_killed_at_any_time_it_goes_on_to_the_same_bytes(build, small, folder, t
         kept += int(out.split("of which ")[1].split()[0]) if "of which" in out else 0
         assert bits(dst) == want
     assert killed >= 4 and kept >= n_files // 2, f"{killed} runs were killed, {kept} files were kept"
+
+
+def test_one_at_a_time_also_by_force(build, small, folder, tmp_path):
+    """While another process has the journal nothing in the folder is touched, whatever the options."""
+    dst = tmp_path / "dst"
+    shutil.copytree(folder(2), dst)
+    before = bits(dst)
+    with open(dst / "convert.journal", "w") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        r = convert(build, small, dst, "--tp", 1, "--force")
+        assert (r.returncode, r.stderr) == (1, f"damask convert: {dst}: another process is converting into it\n")
+        assert bits(dst).items() >= before.items()
+        (dst / "manifest.json").unlink()  # as long as it is at work there is none
+        assert "another process is converting into it" in convert(build, small, dst, "--tp", 2).stderr
+    make(build, small, dst, "--tp", 1, "--force")
+    assert bits(dst) == bits(folder(1))
 
 
 def test_files_that_were_damaged_meanwhile_are_made_again(build, small, folder, tmp_path):

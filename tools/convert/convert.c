@@ -349,19 +349,22 @@ static struct dmk_id128 stamp_of(const struct convert_run *run)
 static int convert(struct convert_run *run, struct dmk_manifest *m,
                    struct dmk_convert_report *report, struct dmk_error *reterr)
 {
+    const bool force = run->conf->force;
     int r;
 
-    if ((r = convert_folder_open(run, reterr)) < 0 ||
-        (r = convert_folder_prepare(run, reterr)) < 0) {
+    if ((r = convert_folder_open(run, reterr)) < 0 || (r = convert_folder_check(run, reterr)) < 0) {
         return r;
     }
     report->n_files = run->cut->n_files;
     report->n_bytes = run->cut->n_bytes;
-    if (convert_folder_has(run, DMK_MANIFEST_NAME)) {
+    if (!force && convert_folder_has(run, DMK_MANIFEST_NAME)) {
         report->was_complete = true;
         return check_complete(run, m, reterr);
     }
-    if ((r = convert_journal_open(run, stamp_of(run), reterr)) < 0 ||
+    /* Nothing in the folder is touched before it is known that nobody else writes there. */
+    if ((r = convert_journal_open(run, reterr)) < 0 ||
+        (force && (r = convert_folder_empty(run, reterr)) < 0) ||
+        (r = convert_journal_read(run, stamp_of(run), reterr)) < 0 ||
         (r = convert_folder_tidy(run, reterr)) < 0 || (r = check_space(run, reterr)) < 0 ||
         (r = run_threads(run, false, reterr)) < 0) {
         return r;

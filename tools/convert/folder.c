@@ -22,11 +22,10 @@ static bool ends_with(const char *name, const char *end)
     return n >= len && strcmp(name + n - len, end) == 0;
 }
 
-/* Whether a conversion may have made a file of this name. */
+/* Whether a conversion may have made a file of this name, manifest and journal aside. */
 static bool is_ours(const char *name)
 {
-    bool ours = ends_with(name, ".safetensors") || ends_with(name, ".part") ||
-                strcmp(name, DMK_MANIFEST_NAME) == 0 || strcmp(name, DMK_MANIFEST_JOURNAL) == 0;
+    bool ours = ends_with(name, ".safetensors") || ends_with(name, ".part");
 
     for (size_t i = 0; i < CONVERT_N_SMALL; i++) {
         ours = ours || strcmp(name, convert_small_files[i]) == 0;
@@ -116,26 +115,29 @@ static bool has_our_manifest(const struct convert_run *run)
            memmem(begin, (size_t)n, DMK_MANIFEST_FORMAT, strlen(DMK_MANIFEST_FORMAT)) != NULL;
 }
 
-int convert_folder_prepare(struct convert_run *run, struct dmk_error *reterr)
+int convert_folder_check(struct convert_run *run, struct dmk_error *reterr)
 {
     const bool known = convert_folder_has(run, DMK_MANIFEST_NAME)
                            ? has_our_manifest(run)
                            : convert_folder_has(run, DMK_MANIFEST_JOURNAL);
-    int r = 0;
+    const int r = known ? 0 : each_entry(run, count_entry, reterr);
 
-    if (!known && (r = each_entry(run, count_entry, reterr)) != 0) {
-        return r < 0
-                   ? r
-                   : dmk_error_set(reterr, -DMK_EINVAL,
-                                   "%s: is not empty and holds no conversion; name another folder",
-                                   run->conf->dst);
+    return r <= 0 ? r
+                  : dmk_error_set(reterr, -DMK_EINVAL,
+                                  "%s: is not empty and holds no conversion; name another folder",
+                                  run->conf->dst);
+}
+
+int convert_folder_empty(struct convert_run *run, struct dmk_error *reterr)
+{
+    if (ftruncate(run->journal_fd, 0) < 0) {
+        return convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno, reterr);
     }
-    if (known && run->conf->force) {
-        (void)unlinkat(run->dir_fd, DMK_MANIFEST_NAME,
-                       0); /* first: without it nothing else counts */
-        r = each_entry(run, remove_ours, reterr);
+    /* First: without it nothing else counts. */
+    if (unlinkat(run->dir_fd, DMK_MANIFEST_NAME, 0) < 0 && errno != ENOENT) {
+        return convert_write_failed(run, DMK_MANIFEST_NAME, errno, reterr);
     }
-    return r;
+    return each_entry(run, remove_ours, reterr);
 }
 
 int convert_take_name(struct convert_run *run, const char *name, struct dmk_error *reterr)

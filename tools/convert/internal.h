@@ -66,17 +66,20 @@ int convert_check_file(struct convert_run *run, const char *name, const struct c
 #define CONVERT_N_SMALL 7
 extern const char *const convert_small_files[CONVERT_N_SMALL];
 
-/* The folder dst. prepare refuses what is not of a conversion, and empties it when conf.force is set; tidy removes
+/* The folder dst. check refuses what is not of a conversion; empty removes one, with the journal locked; tidy removes
  * what a run that was stopped left half written. */
 int convert_folder_open(struct convert_run *run, struct dmk_error *reterr);
-int convert_folder_prepare(struct convert_run *run, struct dmk_error *reterr);
+int convert_folder_check(struct convert_run *run, struct dmk_error *reterr);
+int convert_folder_empty(struct convert_run *run, struct dmk_error *reterr);
 int convert_folder_tidy(struct convert_run *run, struct dmk_error *reterr);
 bool convert_folder_has(const struct convert_run *run, const char *name);
 /* name.part becomes name, on the disk too when it returns. */
 int convert_take_name(struct convert_run *run, const char *name, struct dmk_error *reterr);
 
-/* The journal. open makes it, or reads one with this stamp into done; it is locked against other runs. */
-int convert_journal_open(struct convert_run *run, struct dmk_id128 stamp, struct dmk_error *reterr);
+/* The journal. open makes it where there is none, and locks it against other runs; read takes one with this stamp
+ * into done, or begins it. */
+int convert_journal_open(struct convert_run *run, struct dmk_error *reterr);
+int convert_journal_read(struct convert_run *run, struct dmk_id128 stamp, struct dmk_error *reterr);
 int convert_journal_add(struct convert_run *run, uint32_t file, struct dmk_error *reterr);
 
 /* Text to dst/name by way of dst/name.part. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/base/file.h"
 #include "common/json/json.h"
@@ -189,10 +190,10 @@ static int read_journal(struct convert_run *run, struct dmk_id128 stamp, const c
     return r;
 }
 
-int convert_journal_open(struct convert_run *run, struct dmk_id128 stamp, struct dmk_error *reterr)
+int convert_journal_open(struct convert_run *run, struct dmk_error *reterr)
 {
-    char path[4096], hex[33];
-    int r;
+    struct stat st;
+    bool removed, ended;
 
     run->journal_fd =
         openat(run->dir_fd, DMK_MANIFEST_JOURNAL, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -200,9 +201,32 @@ int convert_journal_open(struct convert_run *run, struct dmk_id128 stamp, struct
         return convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno, reterr);
     }
     if (flock(run->journal_fd, LOCK_EX | LOCK_NB) < 0) {
-        return dmk_error_set(reterr, -DMK_EAGAIN, "%s: another process is converting into it",
-                             run->conf->dst);
+        return errno == EWOULDBLOCK
+                   ? dmk_error_set(reterr, -DMK_EAGAIN, "%s: another process is converting into it",
+                                   run->conf->dst)
+                   : dmk_error_set(reterr, -DMK_EIO, "%s/%s: can not be locked: %s", run->conf->dst,
+                                   DMK_MANIFEST_JOURNAL, strerror(errno));
     }
+    /* Whoever had the lock may have ended just before, and removed the file or left none to be found. */
+    removed = fstat(run->journal_fd, &st) < 0 || st.st_nlink == 0;
+    ended = !run->conf->force && convert_folder_has(run, DMK_MANIFEST_NAME);
+    if (ended && !removed) {
+        (void)unlinkat(run->dir_fd, DMK_MANIFEST_JOURNAL, 0);
+    }
+    if (ended || removed) {
+        return dmk_error_set(
+            reterr, -DMK_EAGAIN,
+            "%s: another process has converted into it just now; run the same command again",
+            run->conf->dst);
+    }
+    return 0;
+}
+
+int convert_journal_read(struct convert_run *run, struct dmk_id128 stamp, struct dmk_error *reterr)
+{
+    char path[4096], hex[33];
+    int r;
+
     (void)snprintf(path, sizeof(path), "%.4000s/" DMK_MANIFEST_JOURNAL, run->conf->dst);
     r = read_journal(run, stamp, path, reterr);
     if (r != 0) {
