@@ -264,6 +264,7 @@ static int finish(struct convert_run *run, struct dmk_manifest *m, struct dmk_er
         m->files[i].checksum = run->done[i].checksum;
     }
     m->source = realpath(run->conf->src, NULL);
+    m->source = m->source ? m->source : strdup(run->conf->src); /* it may have been moved */
     m->model_id = run->source->model_id;
     m->layout = cut->layout;
     m->experts = cut->experts;
@@ -374,7 +375,7 @@ static int convert(struct convert_run *run, struct dmk_manifest *m,
     if (run->conf->verify && (r = run_threads(run, true, reterr)) < 0) {
         return r;
     }
-    if ((r = finish(run, m, reterr)) < 0) {
+    if ((r = convert_source_check(run->source, reterr)) < 0 || (r = finish(run, m, reterr)) < 0) {
         return r;
     }
     report->n_blocks = m->n_blocks;

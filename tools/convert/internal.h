@@ -15,7 +15,8 @@ struct convert_source {
     struct convert_span {
         const uint8_t *begin; /* of the data section, as it is mapped */
         uint64_t n_bytes;
-        uint64_t start; /* of it in the file */
+        uint64_t start;     /* of it in the file */
+        int64_t changed[2]; /* seconds and nanoseconds, when it was opened */
         int fd;
         const char *path;
     } * spans; /* [n_spans] by address */
@@ -27,6 +28,8 @@ struct convert_source {
 int convert_source_open(const char *dir, struct dmk_layout layout,
                         struct convert_source *ret_source, struct dmk_error *reterr);
 void convert_source_close(struct convert_source *source);
+/* Whether its files are still as they were opened. */
+int convert_source_check(const struct convert_source *source, struct dmk_error *reterr);
 int convert_source_read(const struct convert_source *source, const void *address, uint64_t n_bytes,
                         void *dst, struct dmk_error *reterr);
 

@@ -32,16 +32,18 @@ static int open_span(struct convert_source *source, const struct dmk_safetensors
                              strerror(errno));
     }
     source->n_spans++;
-    if (fstat(span->fd, &st) < 0 || (uint64_t)st.st_size < data.len) {
+    if (fstat(span->fd, &st) < 0 || (uint64_t)st.st_size != dmk_safetensors_bytes(file).len) {
         return dmk_error_set(reterr, -DMK_EIO, "%s: has changed while it was opened", span->path);
     }
     (void)posix_fadvise(span->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     span->begin = data.data;
     span->n_bytes = data.len;
     span->start = (uint64_t)st.st_size - data.len;
-    const uint64_t facts[] = {(uint64_t)st.st_size, (uint64_t)st.st_mtim.tv_sec,
-                              (uint64_t)st.st_mtim.tv_nsec};
-    source->stamp = dmk_hash128(source->stamp, span->path, strlen(span->path));
+    span->changed[0] = st.st_mtim.tv_sec;
+    span->changed[1] = st.st_mtim.tv_nsec;
+    const int64_t facts[] = {st.st_size, span->changed[0], span->changed[1]};
+    const char *name = strrchr(span->path, '/') + 1; /* the folder may be spelt in many ways */
+    source->stamp = dmk_hash128(source->stamp, name, strlen(name));
     source->stamp = dmk_hash128(source->stamp, facts, sizeof(facts));
     return 0;
 }
@@ -63,6 +65,23 @@ static int open_spans(struct convert_source *source, struct dmk_error *reterr)
         }
     }
     qsort(source->spans, source->n_spans, sizeof(source->spans[0]), compare_spans);
+    return 0;
+}
+
+int convert_source_check(const struct convert_source *source, struct dmk_error *reterr)
+{
+    for (size_t i = 0; i < source->n_spans; i++) {
+        const struct convert_span *span = &source->spans[i];
+        struct stat st;
+
+        if (fstat(span->fd, &st) < 0 || (uint64_t)st.st_size != span->start + span->n_bytes ||
+            st.st_mtim.tv_sec != span->changed[0] || st.st_mtim.tv_nsec != span->changed[1]) {
+            return dmk_error_set(reterr, -DMK_EIO,
+                                 "%s: has changed while it was converted; start anew with --force "
+                                 "when nobody writes to it",
+                                 span->path);
+        }
+    }
     return 0;
 }
 

@@ -4,9 +4,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "common/base/hash.h"
 #include "common/model/engine.h"
 #include "kernels/dtype.h"
@@ -173,6 +176,62 @@ static void test_original(void **state)
     mk_remove(outer);
 }
 
+/* Sets the time of a file, as one who writes to it does. */
+static void touch(const char *dir, const char *name, time_t seconds)
+{
+    const struct timespec times[2] = {{.tv_sec = seconds}, {.tv_sec = seconds}};
+    char path[160];
+
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static void touch_source(void *ud, const char *what, uint64_t done, uint64_t total,
+                         uint64_t skipped)
+{
+    (void)what, (void)done, (void)total, (void)skipped;
+    touch(ud, "model.safetensors", 2000);
+}
+
+/* A source that somebody writes to meanwhile makes no folder that counts. When it is as it was, what had been made is
+ * kept, by whatever way its folder is named then. */
+static void test_source_that_changes(void **state)
+{
+    char src[64], dst[80], again[80], manifest[96];
+    struct dmk_convert_conf conf = {.src = src,
+                                    .dst = dst,
+                                    .layout = {2, 1},
+                                    .experts = DMK_EXPERTS_MXFP4,
+                                    .verify = true,
+                                    .on_progress = touch_source,
+                                    .ud = src};
+    struct dmk_convert_report report = {0};
+    struct dmk_error err = {0};
+
+    (void)state;
+    mk_folder(src);
+    write_source(src, MK_HF, 1, false);
+    touch(src, "model.safetensors", 1000);
+    (void)snprintf(dst, sizeof(dst), "%s-cut", src);
+    (void)snprintf(again, sizeof(again), "%s/../%s", src, strrchr(src, '/') + 1);
+    (void)snprintf(manifest, sizeof(manifest), "%s/manifest.json", dst);
+    assert_int_equal(dmk_convert(&conf, &report, &err), -DMK_EIO);
+    assert_non_null(strstr(err.text, "model.safetensors: has changed while it was converted"));
+    assert_int_equal(access(manifest, F_OK), -1);
+    conf.on_progress = NULL;
+    assert_int_equal(dmk_convert(&conf, &report, &err), -DMK_EMISMATCH);
+    touch(src, "model.safetensors", 1000);
+    conf.src = again;
+    if (dmk_convert(&conf, &report, &err) < 0) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(report.n_kept, report.n_files);
+    assert_int_equal(access(manifest, F_OK), 0);
+    free(report.inexact);
+    mk_remove(dst);
+    mk_remove(src);
+}
+
 static double value_of(const struct dmk_expert_matrix *m, size_t i)
 {
     const uint8_t byte = m->blocks[i / 2];
@@ -289,9 +348,8 @@ static void test_device_loads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_layout),
-        cmocka_unit_test(test_original),
-        cmocka_unit_test(test_fp8_expanded),
+        cmocka_unit_test(test_every_layout),        cmocka_unit_test(test_original),
+        cmocka_unit_test(test_source_that_changes), cmocka_unit_test(test_fp8_expanded),
         cmocka_unit_test(test_device_loads),
     };
 
