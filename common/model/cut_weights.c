@@ -5,11 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include "common/base/file.h"
 #include "common/model/config.h"
 
-#define MAX_PATH_BYTES   4096u
-#define MAX_CONFIG_BYTES (16u << 20)
+#define MAX_PATH_BYTES 4096u
 
 static bool has_file(const char *dir, const char *name)
 {
@@ -131,36 +129,6 @@ static int open_file(struct dmk_weights *w, uint32_t at, struct dmk_error *reter
     return r;
 }
 
-/* The engine's own config files are those of the conversion; others may be changed by whoever likes. */
-static int check_copied(const struct dmk_cut_weights *cut, struct dmk_error *reterr)
-{
-    for (uint32_t i = 0; i < cut->manifest.n_copied; i++) {
-        const struct dmk_manifest_file *f = &cut->manifest.copied[i];
-        char path[MAX_PATH_BYTES];
-        struct dmk_buf text;
-        bool same;
-        int r;
-
-        if (strcmp(f->name, "config.json") != 0 && strcmp(f->name, "generation_config.json") != 0) {
-            continue;
-        }
-        (void)snprintf(path, sizeof(path), "%.4000s/%s", cut->dir, f->name);
-        dmk_buf_init(&text, MAX_CONFIG_BYTES);
-        r = dmk_file_read(path, f->name, MAX_CONFIG_BYTES, &text, NULL, reterr);
-        same = r == 0 && dmk_id128_equal(dmk_checksum128(text.data, text.len), f->checksum);
-        dmk_buf_fini(&text);
-        if (r < 0) {
-            return r;
-        }
-        if (!same) {
-            return dmk_error_set(
-                reterr, -DMK_EFORMAT,
-                "%s: is not what was converted: its checksum differs from the manifest's", path);
-        }
-    }
-    return 0;
-}
-
 static int alloc_tables(struct dmk_weights *w, struct dmk_error *reterr)
 {
     struct dmk_cut_weights *cut = w->cut;
@@ -185,7 +153,7 @@ static int open_all(struct dmk_weights *w, struct dmk_error *reterr)
     int r;
 
     if ((r = dmk_manifest_load(cut->dir, &cut->manifest, reterr)) < 0 ||
-        (r = check_copied(cut, reterr)) < 0 ||
+        (r = dmk_manifest_check_copied(&cut->manifest, cut->dir, false, reterr)) < 0 ||
         (r = dmk_config_load(cut->dir, NULL, &config, reterr)) < 0) {
         return r;
     }

@@ -6,11 +6,11 @@
 #include "common/base/file.h"
 #include "common/json/json.h"
 
-#define MAX_BYTES   (64u << 20)
-#define MAX_DEPTH   8u
-#define MAX_FILES   8192u
-#define MAX_COPIED  64u
-#define MAX_INEXACT (1u << 20)
+#define MAX_BYTES       (64u << 20)
+#define MAX_DEPTH       8u
+#define MAX_FILES       8192u
+#define MAX_COPIED      64u
+#define MAX_SMALL_BYTES (128u << 20) /* of a copied file */
 
 /* Where sentences are about: "DIR/manifest.json: files[3]". */
 #define WHERE_BYTES 640
@@ -307,6 +307,43 @@ int dmk_manifest_check(const struct dmk_manifest *m, const struct dmk_cut *cut, 
     }
     for (uint32_t i = 0; i < cut->n_files; i++) {
         const int r = check_file(m, cut, i, path, reterr);
+
+        if (r < 0) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+static int check_copied(const struct dmk_manifest_file *f, const char *dir,
+                        struct dmk_error *reterr)
+{
+    char path[4096];
+    struct dmk_buf text;
+    bool same;
+    int r;
+
+    (void)snprintf(path, sizeof(path), "%.4000s/%s", dir, f->name);
+    dmk_buf_init(&text, MAX_SMALL_BYTES);
+    r = dmk_file_read(path, f->name, MAX_SMALL_BYTES, &text, NULL, reterr);
+    same = r == 0 && dmk_id128_equal(dmk_checksum128(text.data, text.len), f->checksum);
+    dmk_buf_fini(&text);
+    return r < 0 || same
+               ? r
+               : dmk_error_set(reterr, -DMK_EFORMAT,
+                               "%s: is not what was converted: its checksum differs from the "
+                               "manifest's (damaged, or changed by hand?)",
+                               path);
+}
+
+int dmk_manifest_check_copied(const struct dmk_manifest *m, const char *dir, bool all,
+                              struct dmk_error *reterr)
+{
+    for (uint32_t i = 0; i < m->n_copied; i++) {
+        const char *name = m->copied[i].name;
+        const bool wanted =
+            all || strcmp(name, "config.json") == 0 || strcmp(name, "generation_config.json") == 0;
+        const int r = wanted ? check_copied(&m->copied[i], dir, reterr) : 0;
 
         if (r < 0) {
             return r;

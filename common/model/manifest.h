@@ -54,6 +54,11 @@ void dmk_manifest_free(struct dmk_manifest *manifest);
 int dmk_manifest_check(const struct dmk_manifest *manifest, const struct dmk_cut *cut,
                        const char *path, struct dmk_error *reterr);
 
+/* Whether the config files that the engine reads are in dir as they were converted; all: whatever was copied. Others
+ * than the engine's may be changed by whoever likes. */
+int dmk_manifest_check_copied(const struct dmk_manifest *manifest, const char *dir, bool all,
+                              struct dmk_error *reterr);
+
 /* The text of the file. */
 int dmk_manifest_write(const struct dmk_manifest *manifest, const struct dmk_cut *cut,
                        struct dmk_buf *out, struct dmk_error *reterr);

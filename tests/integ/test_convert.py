@@ -262,7 +262,7 @@ def test_another_layout_is_refused_with_the_command(build, small, folder):
     assert "was converted for tp 2, dp 2 but" in refused(build, folder(2, 2), "--tp", 2, role="prefill")
 
 
-def test_damage_is_refused_by_name(build, folder, tmp_path):
+def test_damage_is_refused_by_name(build, small, folder, tmp_path):
     path = tmp_path / "damaged"
 
     def fresh():
@@ -287,6 +287,16 @@ def test_damage_is_refused_by_name(build, folder, tmp_path):
     fresh()
     (path / "config.json").write_text((path / "config.json").read_text() + " ")
     assert f"{path}/config.json: is not what was converted" in refused(build, path, "--tp", 2)
+    again = ["--tp", 2]
+    for argv in again, [*again, "--verify"]:
+        r = convert(build, small, path, *argv)
+        assert r.returncode == 1 and f"{path}/config.json: is not what was converted" in r.stderr
+    fresh()
+    (path / "config.json").unlink()
+    r = convert(build, small, path, *again)
+    assert r.returncode == 1 and r.stderr.startswith("damask convert: --force makes the folder anew: ")
+    make(build, small, path, *again, "--force")
+    assert bits(path) == bits(folder(2))
     fresh()
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"begin":8', '"begin":9', 1))

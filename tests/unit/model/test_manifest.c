@@ -115,6 +115,30 @@ static void test_any_path(void **state)
     dmk_cut_free(&cut);
 }
 
+/* The engine's files must be as they were, the others where all are asked for. */
+static void test_copied(void **state)
+{
+    struct dmk_manifest_file copied[] = {{"config.json", 2, dmk_checksum128("{}", 2)},
+                                         {"chat_template.jinja", 2, dmk_checksum128("hi", 2)}};
+    const struct dmk_manifest m = {.copied = copied, .n_copied = 2};
+    struct dmk_error err = {0};
+    char dir[64];
+
+    (void)state;
+    mk_folder(dir);
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, false, &err), -DMK_ENOENT);
+    mk_text(dir, "config.json", "{}");
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, false, &err), 0);
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, true, &err), -DMK_ENOENT);
+    mk_text(dir, "chat_template.jinja", "ho");
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, false, &err), 0);
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, true, &err), -DMK_EFORMAT);
+    assert_non_null(strstr(err.text, "chat_template.jinja: is not what was converted"));
+    mk_text(dir, "config.json", "{ }");
+    assert_int_equal(dmk_manifest_check_copied(&m, dir, false, &err), -DMK_EFORMAT);
+    mk_remove(dir);
+}
+
 /* Every file's plan must be a safetensors file to the last byte, with each tensor on its border. */
 static void test_plan_is_packed(void **state)
 {
@@ -259,9 +283,9 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_any_path),
-        cmocka_unit_test(test_plan_is_packed), cmocka_unit_test(test_wrong_fields),
-        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_any_path),
+        cmocka_unit_test(test_copied),       cmocka_unit_test(test_plan_is_packed),
+        cmocka_unit_test(test_wrong_fields), cmocka_unit_test(test_damage),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
