@@ -226,7 +226,7 @@ static int read_file(const char *path, size_t max_bytes, char **ret_data, size_t
     size_t len = 0;
     char *data = NULL;
     int r;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a pipe: do not wait */
 
     if (fd < 0) {
         return dmk_error_set(reterr, errno == ENOENT ? -DMK_ENOENT : -DMK_EIO,

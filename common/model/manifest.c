@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "common/base/file.h"
 #include "common/json/json.h"
 
@@ -243,6 +244,18 @@ static int check_text(struct dmk_str text, const char *path, struct dmk_error *r
         hex);
 }
 
+/* Of a pipe the opening would wait for one who writes to it. */
+static int read_regular(const char *path, const char *name, size_t max_bytes, struct dmk_buf *out,
+                        struct dmk_error *reterr)
+{
+    struct stat st;
+
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        return dmk_error_set(reterr, -DMK_EFORMAT, "%s: not a regular file", path);
+    }
+    return dmk_file_read(path, name, max_bytes, out, NULL, reterr);
+}
+
 int dmk_manifest_load(const char *dir, struct dmk_manifest *ret_manifest, struct dmk_error *reterr)
 {
     struct dmk_buf text;
@@ -251,7 +264,7 @@ int dmk_manifest_load(const char *dir, struct dmk_manifest *ret_manifest, struct
 
     (void)snprintf(path, sizeof(path), "%.4000s/" DMK_MANIFEST_NAME, dir);
     dmk_buf_init(&text, MAX_BYTES);
-    r = dmk_file_read(path, "manifest", MAX_BYTES, &text, NULL, reterr);
+    r = read_regular(path, "manifest", MAX_BYTES, &text, reterr);
     if (r == 0 && (r = check_text(dmk_buf_str(&text), path, reterr)) == 0) {
         r = dmk_manifest_parse(dmk_buf_str(&text), path, ret_manifest, reterr);
     }
@@ -325,7 +338,7 @@ static int check_copied(const struct dmk_manifest_file *f, const char *dir,
 
     (void)snprintf(path, sizeof(path), "%.4000s/%s", dir, f->name);
     dmk_buf_init(&text, MAX_SMALL_BYTES);
-    r = dmk_file_read(path, f->name, MAX_SMALL_BYTES, &text, NULL, reterr);
+    r = read_regular(path, f->name, MAX_SMALL_BYTES, &text, reterr);
     same = r == 0 && dmk_id128_equal(dmk_checksum128(text.data, text.len), f->checksum);
     dmk_buf_fini(&text);
     return r < 0 || same

@@ -257,7 +257,7 @@ static int map_file(struct dmk_safetensors *file, struct dmk_error *reterr)
     struct stat st;
     void *map;
     int r = 0;
-    const int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a pipe: do not wait */
 
     if (fd < 0) {
         return dmk_error_set(reterr, errno == ENOENT ? -DMK_ENOENT : -DMK_EIO,

@@ -5,6 +5,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/json/json.h"
 
@@ -266,6 +267,9 @@ static void test_files(void **state)
     assert_int_equal(dmk_json_load(path, 7, 4, &root, &err), -DMK_ENOENT);
     assert_int_equal(dmk_json_load("/tmp", 7, 4, &root, &err), -DMK_EFORMAT);
     assert_string_equal(err.text, "/tmp: not a regular file");
+    assert_int_equal(mkfifo(path, 0600), 0); /* a pipe that nobody writes to is not waited for */
+    assert_int_equal(dmk_json_load(path, 7, 4, &root, &err), -DMK_EFORMAT);
+    unlink(path);
     assert_null(root);
 }
 

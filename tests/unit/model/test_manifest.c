@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "common/base/rng.h"
 #include "common/model/manifest.h"
 #include "tests/unit/model/maker.h"
@@ -136,6 +137,22 @@ static void test_copied(void **state)
     assert_non_null(strstr(err.text, "chat_template.jinja: is not what was converted"));
     mk_text(dir, "config.json", "{ }");
     assert_int_equal(dmk_manifest_check_copied(&m, dir, false, &err), -DMK_EFORMAT);
+    mk_remove(dir);
+}
+
+/* A pipe that nobody writes to is not waited for. */
+static void test_pipe(void **state)
+{
+    struct dmk_manifest m = {0};
+    struct dmk_error err = {0};
+    char dir[64], path[96];
+
+    (void)state;
+    mk_folder(dir);
+    (void)snprintf(path, sizeof(path), "%s/manifest.json", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(dmk_manifest_load(dir, &m, &err), -DMK_EFORMAT);
+    assert_non_null(strstr(err.text, "manifest.json: not a regular file"));
     mk_remove(dir);
 }
 
@@ -283,9 +300,10 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_any_path),
-        cmocka_unit_test(test_copied),       cmocka_unit_test(test_plan_is_packed),
-        cmocka_unit_test(test_wrong_fields), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_any_path),
+        cmocka_unit_test(test_copied),         cmocka_unit_test(test_pipe),
+        cmocka_unit_test(test_plan_is_packed), cmocka_unit_test(test_wrong_fields),
+        cmocka_unit_test(test_damage),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,8 @@
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "common/base/buf.h"
 #include "common/model/safetensors.h"
 #include "tests/unit/model/maker.h"
@@ -130,6 +132,9 @@ static void test_bad_files(void **state)
     mk_file(dir, "x.safetensors", longer, sizeof(longer));
     expect_refusal(path, -DMK_EFORMAT, "the header claims 5 bytes but only 4 follow (cut off?)");
     expect_refusal(dir, -DMK_EFORMAT, "not a regular file");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0); /* a pipe that nobody writes to is not waited for */
+    expect_refusal(path, -DMK_EFORMAT, "not a regular file");
     mk_remove(dir);
 }
 
