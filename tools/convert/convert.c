@@ -328,7 +328,7 @@ static int check_complete(struct convert_run *run, struct dmk_manifest *m, struc
         (r = check_sizes(run, reterr)) < 0) {
         return r;
     }
-    if ((r = dmk_manifest_check_copied(m, run->conf->dst, run->conf->verify, reterr)) < 0) {
+    if (dmk_manifest_check_copied(m, run->conf->dst, run->conf->verify, reterr) < 0) {
         return dmk_error_prefix(reterr, "--force makes the folder anew");
     }
     for (uint32_t i = 0; i < cut->n_files; i++) {

@@ -155,20 +155,14 @@ int convert_put_file(struct convert_run *run, const char *name, struct dmk_str t
                      struct dmk_error *reterr)
 {
     char part[96];
-    size_t done = 0;
-    int fd, err = 0;
+    int fd, err;
 
     (void)snprintf(part, sizeof(part), "%s.part", name);
     fd = openat(run->dir_fd, part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) {
         return convert_write_failed(run, part, errno, reterr);
     }
-    while (done < text.len && !err) {
-        const ssize_t n = write(fd, text.data + done, text.len - done);
-
-        done += n > 0 ? (size_t)n : 0;
-        err = n < 0 && errno != EINTR ? errno : 0;
-    }
+    err = convert_write_all(fd, text.data, text.len);
     if (!err && fsync(fd) < 0) {
         err = errno;
     }

@@ -88,6 +88,8 @@ int convert_journal_add(struct convert_run *run, uint32_t file, struct dmk_error
 /* Text to dst/name by way of dst/name.part. */
 int convert_put_file(struct convert_run *run, const char *name, struct dmk_str text,
                      struct dmk_error *reterr);
+/* 0 or errno's value. */
+int convert_write_all(int fd, const void *data, size_t n_bytes);
 /* A failed write as a sentence: name in dst, errno's value. */
 int convert_write_failed(const struct convert_run *run, const char *name, int err,
                          struct dmk_error *reterr);

@@ -20,17 +20,19 @@ static int append(struct convert_run *run, json_t *line, struct dmk_error *reter
 {
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     struct dmk_buf out;
-    int r = 0;
+    int r = 0, err = 0;
 
     json_decref(line);
     dmk_buf_init(&out, 0);
     dmk_buf_printf(&out, "%s\n", text ? text : "");
     if (!text || out.failed) {
         r = dmk_error_set(reterr, -DMK_ENOMEM, "no memory for a line of the journal");
-    } else if (write(run->journal_fd, out.data, out.len) != (ssize_t)out.len) {
-        r = convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno ? errno : ENOSPC, reterr);
-    } else if (fdatasync(run->journal_fd) < 0) {
-        r = convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno, reterr);
+    } else if ((err = convert_write_all(run->journal_fd, out.data, out.len)) == 0 &&
+               fdatasync(run->journal_fd) < 0) {
+        err = errno;
+    }
+    if (err) {
+        r = convert_write_failed(run, DMK_MANIFEST_JOURNAL, err, reterr);
     }
     dmk_buf_fini(&out);
     free(text);
@@ -180,9 +182,9 @@ static int read_journal(struct convert_run *run, struct dmk_id128 stamp, const c
         while (next_line(dmk_buf_str(&text), &at, &line)) {
             read_line(run, line);
         }
-        if (at < text.len && write(run->journal_fd, "\n", 1) != 1) {
-            r = convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno, reterr);
-        }
+        const int err = at < text.len ? convert_write_all(run->journal_fd, "\n", 1) : 0;
+
+        r = err ? convert_write_failed(run, DMK_MANIFEST_JOURNAL, err, reterr) : r;
     } else if (r == 0 && ftruncate(run->journal_fd, 0) < 0) {
         r = convert_write_failed(run, DMK_MANIFEST_JOURNAL, errno, reterr);
     }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/base/assert.h"
 #include "kernels/dtype.h"
@@ -45,22 +46,29 @@ int convert_write_failed(const struct convert_run *run, const char *name, int er
                          strerror(err));
 }
 
+int convert_write_all(int fd, const void *data, size_t n_bytes)
+{
+    size_t done = 0;
+
+    while (done < n_bytes) {
+        const ssize_t n = write(fd, (const char *)data + done, n_bytes - done);
+
+        if (n < 0 && errno != EINTR) {
+            return errno;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
 static int put(struct writer *w, const void *data, uint64_t n_bytes)
 {
-    uint64_t done = 0;
+    const int err = convert_write_all(w->fd, data, n_bytes);
 
-    dmk_hasher_add(w->hasher, data, n_bytes);
-    while (done < n_bytes) {
-        const ssize_t n = write(w->fd, (const char *)data + done, n_bytes - done);
-
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            return convert_write_failed(w->run, w->name, errno, w->reterr);
-        }
-        done += (uint64_t)n;
+    if (err) {
+        return convert_write_failed(w->run, w->name, err, w->reterr);
     }
+    dmk_hasher_add(w->hasher, data, n_bytes);
     w->at += n_bytes;
     atomic_fetch_add(&w->run->done_bytes, n_bytes);
     if (w->at - w->flushed >= FLUSH_BYTES) {
@@ -389,40 +397,51 @@ int convert_write_file(struct convert_run *run, const struct dmk_cut_file *file,
     return r;
 }
 
+/* Whether the file has the bytes that the checksum is over. Those that were read are counted when it has. */
+static bool holds(struct convert_run *run, int fd, const struct convert_done *done,
+                  struct dmk_hasher *hasher, uint8_t *piece)
+{
+    uint64_t at = 0;
+    struct stat st;
+
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != done->n_bytes) {
+        return false;
+    }
+    if (run->verifying) { /* what the disk has, not what the cache has */
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    while (at < done->n_bytes) {
+        const ssize_t n = pread(fd, piece, CONVERT_PIECE, (off_t)at);
+
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        dmk_hasher_add(hasher, piece, (size_t)n);
+        atomic_fetch_add(&run->done_bytes, (uint64_t)n);
+        at += (uint64_t)n;
+    }
+    if (at == done->n_bytes && dmk_id128_equal(dmk_hasher_end(hasher), done->checksum)) {
+        return true;
+    }
+    atomic_fetch_sub(&run->done_bytes, at);
+    return false;
+}
+
 int convert_check_file(struct convert_run *run, const char *name, const struct convert_done *done,
                        struct dmk_error *reterr)
 {
-    const int fd = openat(run->dir_fd, name, O_RDONLY | O_CLOEXEC);
+    const int fd = openat(run->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct dmk_hasher *hasher = dmk_hasher_new();
     uint8_t *piece = malloc(CONVERT_PIECE);
-    uint64_t n_bytes = 0;
-    ssize_t n = 1;
-    int r = 0;
+    int r;
 
     if (!hasher || !piece) {
         r = dmk_error_set(reterr, -DMK_ENOMEM, "no memory to read %s", name);
-    } else if (fd >= 0) {
-        if (run->verifying) { /* what the disk has, not what the cache has */
-            (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        }
-        while ((n = read(fd, piece, CONVERT_PIECE)) != 0) {
-            if (n < 0 && errno == EINTR) {
-                continue;
-            }
-            if (n < 0) {
-                break;
-            }
-            dmk_hasher_add(hasher, piece, (size_t)n);
-            n_bytes += (uint64_t)n;
-            if (n_bytes <= done->n_bytes) {
-                atomic_fetch_add(&run->done_bytes, (uint64_t)n);
-            }
-        }
-        r = n == 0 && n_bytes == done->n_bytes &&
-            dmk_id128_equal(dmk_hasher_end(hasher), done->checksum);
-        if (!r) {
-            atomic_fetch_sub(&run->done_bytes, n_bytes < done->n_bytes ? n_bytes : done->n_bytes);
-        }
+    } else {
+        r = fd >= 0 && holds(run, fd, done, hasher, piece);
     }
     if (fd >= 0) {
         (void)close(fd);
