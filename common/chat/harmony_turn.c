@@ -82,15 +82,21 @@ static void build_call(struct nodes *n, const struct dmk_turn_call *call, uint32
     }
 }
 
-/* The calls' headers, from both beginnings: from a message's start, and from behind a channel's name. */
-static void build_calls(struct nodes *n, const uint32_t starts[2], const uint32_t channels[2])
+/* Where a message that is no answer may begin: its start, and behind the names of the channels a call may go on. */
+struct opening {
+    uint32_t start, analysis, commentary;
+};
+
+/* The calls' headers, from all openings. */
+static void build_calls(struct nodes *n, const struct opening *openings, size_t n_openings)
 {
     struct dmk_build *b = n->b;
     const uint32_t early = dmk_build_node(b), late = dmk_build_node(b);
 
-    for (unsigned i = 0; i < 2; i++) {
-        join_text(b, starts[i], " to=functions.", early);
-        join_text(b, channels[i], " to=functions.", late);
+    for (size_t i = 0; i < n_openings; i++) {
+        join_text(b, openings[i].start, " to=functions.", early);
+        join_text(b, openings[i].analysis, " to=functions.", late);
+        join_text(b, openings[i].commentary, " to=functions.", late);
     }
     for (size_t i = 0; i < n->turn->n_calls; i++) {
         const struct dmk_turn_call *call = &n->turn->calls[i];
@@ -126,37 +132,54 @@ static void build_answer(struct nodes *n, uint32_t channel)
     dmk_build_id(b, end, DMK_TOKEN_RETURN, n->out);
 }
 
+/* The channels behind a start; free analysis leads back to it. */
+static struct opening open_channels(struct dmk_build *b, uint32_t start, uint32_t channel)
+{
+    const struct opening o = {.start = start,
+                              .analysis = behind_text(b, channel, "analysis"),
+                              .commentary = behind_text(b, channel, "commentary")};
+
+    join_next(b, free_text(b, o.analysis), start);
+    return o;
+}
+
 void dmk_harmony_turn(struct dmk_build *b, uint32_t root, const struct dmk_turn *turn)
 {
     struct nodes n = {.b = b, .turn = turn};
-    uint32_t channel, analysis, commentary, text, call_channel;
+    const bool answer_is_bound = turn->may_answer && turn->answer != DMK_TURN_TEXT;
+    struct opening openings[3];
+    uint32_t channel;
 
     dmk_build_begin(b, root);
     n.start = dmk_build_node(b);
     n.call_start = dmk_build_node(b);
     n.out = dmk_build_node(b);
     channel = behind_id(b, n.start, DMK_TOKEN_CHANNEL);
-    analysis = behind_text(b, channel, "analysis");
-    commentary = behind_text(b, channel, "commentary");
-    join_next(b, free_text(b, analysis), n.start);
-    text = free_text(b, commentary);
-    join_next(b, text, n.start);
-    if (turn->may_answer) {
-        build_answer(&n, channel);
-        if (turn->answer == DMK_TURN_TEXT) {
+    openings[0] = openings[1] = open_channels(b, n.start, channel);
+    if (answer_is_bound && turn->n_calls > 0) { /* what a preamble leads to */
+        const uint32_t start = dmk_build_node(b);
+
+        openings[1] = open_channels(b, start, behind_id(b, start, DMK_TOKEN_CHANNEL));
+    }
+    if (!answer_is_bound || turn->n_calls > 0) {
+        const uint32_t text = free_text(b, openings[1].commentary);
+
+        join_next(b, text, openings[1].start);
+        if (answer_is_bound) {
+            join_next(b, free_text(b, openings[0].commentary), openings[1].start);
+        } else if (turn->may_answer) {
             dmk_build_id(b, text, DMK_TOKEN_RETURN, n.out);
         }
     }
+    if (turn->may_answer) {
+        build_answer(&n, channel);
+    }
     if (turn->n_calls > 0) {
-        const uint32_t named = dmk_build_node(b);
-
-        call_channel = behind_id(b, n.call_start, DMK_TOKEN_CHANNEL);
-        join_text(b, call_channel, "analysis", named);
-        join_text(b, call_channel, "commentary", named);
-        dmk_build_skip(b, analysis, named);
-        dmk_build_skip(b, commentary, named);
-        build_calls(&n, (const uint32_t[2]){n.start, n.call_start},
-                    (const uint32_t[2]){named, named});
+        channel = behind_id(b, n.call_start, DMK_TOKEN_CHANNEL);
+        openings[2] = (struct opening){.start = n.call_start,
+                                       .analysis = behind_text(b, channel, "analysis"),
+                                       .commentary = behind_text(b, channel, "commentary")};
+        build_calls(&n, openings, 3);
     }
     dmk_build_end(b, dmk_piece_nodes(b, n.start, n.out, n.start), 0, DMK_BUILD_NO_MAX);
 }

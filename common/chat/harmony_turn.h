@@ -9,7 +9,8 @@
  *   CH      := commentary | analysis       TYPE := [" "]<|constrain|>json | " json" | " code"
  *
  * Text is any text: only ANSWER and ARGUMENTS are constrained, and that the turn ends as it should. Where the
- * answer is free text, a preamble may end the turn too. */
+ * answer is free text, a preamble may end the turn too. Where it is bound to a rule, a preamble leads to a call
+ * only: it is content as the answer is, and the two together would not follow the rule. */
 #pragma once
 
 #include "common/chat/format.h"

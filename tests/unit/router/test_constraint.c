@@ -176,7 +176,10 @@ static void test_format(void **state)
     (void)state;
     compile(&conv, &blob);
     expect(&blob, FITS, FINAL "{\"a\":true}<|return|>");
-    expect(&blob, FITS, ANALYSIS PREAMBLE ANALYSIS FINAL "{\"a\": false}<|return|>");
+    expect(&blob, FITS, ANALYSIS ANALYSIS FINAL "{\"a\": false}<|return|>");
+    /* A preamble is content too: before the answer it would spoil it. */
+    expect(&blob, DOES_NOT_FIT, "<|channel|>c");
+    expect(&blob, DOES_NOT_FIT, ANALYSIS PREAMBLE);
     expect(&blob, FITS, "<|channel|>final <|constrain|>json<|message|>{\"a\":true}<|return|>");
     expect(&blob, FITS, "<|channel|>final<|constrain|>json<|message|>{\"a\":true}<|return|>");
     expect(&blob, IS_CUT, FINAL "{\"a\":true}");
@@ -188,6 +191,42 @@ static void test_format(void **state)
     expect(&blob, DOES_NOT_FIT, "<|channel|>commentary<|message|>x<|return|>");
     expect(&blob, DOES_NOT_FIT, "<|channel|>commentary to=functions.f");
     expect(&blob, DOES_NOT_FIT, "{\"a\":true}");
+    dmk_buf_fini(&blob);
+}
+
+static void test_format_with_tools(void **state)
+{
+    static const char call[] = "<|channel|>commentary to=functions.get_b<|message|>{}<|call|>";
+    struct dmk_conv *conv = make_conv(FORMAT, TOOLS, "\"auto\"");
+    struct dmk_buf blob;
+    char text[512];
+
+    (void)state;
+    compile(&conv, &blob);
+    expect(&blob, FITS, ANALYSIS FINAL "{\"a\":true}<|return|>");
+    expect(&blob, FITS, call);
+    (void)snprintf(text, sizeof(text), "%s%s", ANALYSIS PREAMBLE ANALYSIS PREAMBLE, call);
+    expect(&blob, FITS, text);
+    expect(&blob, FITS, PREAMBLE " to=functions.get_b<|channel|>analysis<|message|>{}<|call|>");
+    expect(&blob, IS_CUT, PREAMBLE ANALYSIS);
+    expect(&blob, DOES_NOT_FIT, PREAMBLE "<|channel|>final");
+    expect(&blob, DOES_NOT_FIT, PREAMBLE ANALYSIS "<|channel|>final");
+    expect(&blob, DOES_NOT_FIT, "<|channel|>commentary<|message|>x<|return|>");
+    expect(&blob, DOES_NOT_FIT, PREAMBLE "<|channel|>analysis<|message|>x<|return|>");
+    expect(&blob, DOES_NOT_FIT, FINAL "any");
+    dmk_buf_fini(&blob);
+    /* The answer is free: a preamble goes before it, and between. */
+    conv = make_conv(NULL, TOOLS, "\"auto\"");
+    compile(&conv, &blob);
+    expect(&blob, FITS, PREAMBLE ANALYSIS PREAMBLE FINAL "any<|return|>");
+    expect(&blob, FITS, PREAMBLE "<|channel|>commentary<|message|>x<|return|>");
+    dmk_buf_fini(&blob);
+    /* No answer at all. */
+    conv = make_conv(FORMAT, TOOLS, "\"required\"");
+    compile(&conv, &blob);
+    (void)snprintf(text, sizeof(text), "%s%s", PREAMBLE ANALYSIS, call);
+    expect(&blob, FITS, text);
+    expect(&blob, DOES_NOT_FIT, "<|channel|>commentary<|message|>x<|return|>");
     dmk_buf_fini(&blob);
 }
 
@@ -387,10 +426,10 @@ static void test_raw(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unconstrained), cmocka_unit_test(test_format),
-        cmocka_unit_test(test_required),      cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_tags),          cmocka_unit_test(test_tags_refused),
-        cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_unconstrained),     cmocka_unit_test(test_format),
+        cmocka_unit_test(test_format_with_tools), cmocka_unit_test(test_required),
+        cmocka_unit_test(test_choices),           cmocka_unit_test(test_tags),
+        cmocka_unit_test(test_tags_refused),      cmocka_unit_test(test_raw),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
