@@ -38,36 +38,134 @@ bool dmk_log_enabled(enum dmk_log_level level)
     return level <= max_level;
 }
 
-/* Copies text as the inside of a JSON string; cut at the bound. */
-static size_t json_escape(char *dst, size_t cap, const char *text)
+/* Bytes of the well-formed character at p, or 0. Cut-off lines and texts of others may hold anything. */
+static size_t character_len(const unsigned char *p)
 {
-    size_t n = 0;
+    size_t n = p[0] < 0x80   ? 1
+               : p[0] < 0xc2 ? 0
+               : p[0] < 0xe0 ? 2
+               : p[0] < 0xf0 ? 3
+               : p[0] < 0xf5 ? 4
+                             : 0;
+    const bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
+    const bool too_high = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
 
-    for (const char *p = text; *p && n + 7 < cap; p++) {
-        const unsigned char c = (unsigned char)*p;
-
-        if (c == '"' || c == '\\') {
-            dst[n++] = '\\';
-            dst[n++] = (char)c;
-        } else if (c < 0x20) {
-            n += (size_t)snprintf(dst + n, cap - n, "\\u%04x", c);
-        } else {
-            dst[n++] = (char)c;
+    for (size_t i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            return 0;
         }
     }
-    dst[n] = 0;
-    return n;
+    return overlong || too_high ? 0 : n;
+}
+
+/* What is written. The longest: each byte six, as a JSON escape, and once more in a member. */
+struct line {
+    char data[LINE_BYTES * 13];
+    size_t len;
+};
+
+static void put(struct line *line, const char *text, size_t len)
+{
+    if (len < sizeof(line->data) - line->len) {
+        memcpy(line->data + line->len, text, len);
+        line->len += len;
+    }
+}
+
+static void put_text(struct line *line, const char *text)
+{
+    put(line, text, strlen(text));
+}
+
+/* One line stays one line, whatever a name or a message of somebody else holds. */
+static void put_plain(struct line *line, const char *text)
+{
+    for (const char *p = text; *p; p++) {
+        const bool control = (unsigned char)*p < 0x20 || *p == 0x7f;
+
+        put(line, control ? "?" : p, 1);
+    }
+}
+
+static void put_json(struct line *line, const char *text, size_t len)
+{
+    put_text(line, "\"");
+    for (size_t i = 0; i < len;) {
+        const unsigned char *c = (const unsigned char *)text + i;
+        const size_t n = character_len(c);
+        char code[8];
+
+        if (n == 0 || *c < 0x20 || *c == 0x7f) {
+            (void)snprintf(code, sizeof(code), "\\u%04x", n == 0 ? 0xfffd : *c);
+            put_text(line, code);
+        } else {
+            put(line, "\\", *c == '"' || *c == '\\');
+            put(line, text + i, n);
+        }
+        i += n > 0 ? n : 1;
+    }
+    put_text(line, "\"");
+}
+
+/* Texts even where they look like numbers: one field has one type. */
+static bool is_id(const char *name, size_t len)
+{
+    static const char *const ids[] = {"req", "id", "worker", "router", "d", "p", "seq"};
+
+    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
+        if (strlen(ids[i]) == len && memcmp(ids[i], name, len) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Digits, perhaps with a fraction. */
+static bool is_number(const char *text, size_t len)
+{
+    const size_t whole = strspn(text, "0123456789");
+    const bool point = whole < len && text[whole] == '.';
+    const size_t rest = point ? strspn(text + whole + 1, "0123456789") : 0;
+
+    return whole > 0 && whole < 16 && (whole == 1 || text[0] != '0') &&
+           whole + (point ? rest + 1 : 0) == len && (!point || rest > 0);
+}
+
+/* The words NAME=VALUE that the text begins with, as members. */
+static void put_members(struct line *line, const char *text)
+{
+    for (;;) {
+        const size_t name = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+        const char *value = text + name + 1;
+        size_t len;
+
+        if (name == 0 || text[name] != '=') {
+            return;
+        }
+        len = strcspn(value, " ");
+        put_text(line, ",\"");
+        put(line, text, name);
+        put_text(line, "\":");
+        if (is_number(value, len) && !is_id(text, name)) {
+            put(line, value, len);
+        } else {
+            put_json(line, value, len);
+        }
+        if (value[len] == '\0') {
+            return;
+        }
+        text = value + len + 1;
+    }
 }
 
 void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
 {
     char text[LINE_BYTES];
-    char line[LINE_BYTES * 2];
-    char when[32];
+    char head[128], when[32];
+    struct line line;
     struct timespec ts;
     struct tm tm;
     va_list ap;
-    int n;
 
     if (!dmk_log_enabled(level)) {
         return;
@@ -75,26 +173,26 @@ void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    line.len = 0;
     (void)clock_gettime(CLOCK_REALTIME, &ts);
     (void)gmtime_r(&ts.tv_sec, &tm);
     (void)strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%S", &tm);
     if (as_json) {
-        char escaped[LINE_BYTES + 512];
-
-        (void)json_escape(escaped, sizeof(escaped), text);
-        n = snprintf(
-            line, sizeof(line),
-            "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\",\"program\":\"%s\",\"msg\":\"%s\"}\n", when,
-            ts.tv_nsec / 1000000, level_names[level], program, escaped);
+        (void)snprintf(head, sizeof(head),
+                       "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\",\"program\":\"%s\",\"msg\":", when,
+                       ts.tv_nsec / 1000000, level_names[level], program);
+        put_text(&line, head);
+        put_json(&line, text, strlen(text));
+        put_members(&line, text);
+        put_text(&line, "}");
     } else {
-        n = snprintf(line, sizeof(line), "%s.%03ldZ %-5s %s: %s\n", when, ts.tv_nsec / 1000000,
-                     level_names[level], program, text);
+        (void)snprintf(head, sizeof(head), "%s.%03ldZ %-5s %s: ", when, ts.tv_nsec / 1000000,
+                       level_names[level], program);
+        put_text(&line, head);
+        put_plain(&line, text);
     }
-    if (n > 0) {
-        const size_t len = (size_t)n < sizeof(line) ? (size_t)n : sizeof(line) - 1;
-
-        if (write(STDERR_FILENO, line, len) < 0) {
-            return; /* nowhere left to say it */
-        }
+    line.data[line.len++] = '\n'; /* put leaves room for it */
+    if (write(STDERR_FILENO, line.data, line.len) < 0) {
+        return; /* nowhere left to say it */
     }
 }

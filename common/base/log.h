@@ -2,7 +2,10 @@
  *
  * Libraries return errors and do not log above debug; whoever decides what a failure means logs it
  * once. Lines are lower case without a final period; ids stand as req=..., worker=..., seq=....
- * Prompt text is never logged. Safe from any thread; a line is one write(2). */
+ * Prompt text is never logged. Safe from any thread; a line is one write(2).
+ *
+ * In JSON the words NAME=VALUE that a line begins with are members too: numbers as numbers but for ids, so
+ * that a field has one type. A line is cut at 2047 bytes; control characters and broken UTF-8 are replaced. */
 #pragma once
 
 #include <stdbool.h>
