@@ -38,7 +38,12 @@ static void check_deadlines(struct dmk_request *r, const void *ud)
                                "the request took longer than this server allows");
     } else if (r->state == DMK_WAITING && now >= r->queue_deadline_ns) {
         dmk_counter_add(r->all->conf.stats->rejected_deadline, 1);
-        dmk_request__fail_busy(r, 503, "no_capacity", "no worker had room for the request in time");
+        if (!r->all->fleet || dmk_fleet_n_usable(r->all->fleet, DMK_WORKER_DECODE) == 0) {
+            dmk_request__fail_busy(r, 503, "worker_unavailable", "no decode worker is up");
+        } else {
+            dmk_request__fail_busy(r, 503, "no_capacity",
+                                   "no worker had room for the request in time");
+        }
     } else if (r->state != DMK_WAITING && r->state != DMK_OVER && now >= r->step_deadline_ns) {
         dmk_request__fail_attempt(r, DMK_CAUSE_TIMEOUT,
                                   r->state == DMK_RESERVING    ? "no answer to the reservation"

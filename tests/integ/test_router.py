@@ -775,6 +775,14 @@ def test_slow_stream_is_kept_awake(workers):
         assert comments and set(comments) == {"keep-alive"}
 
 
+def test_no_worker_is_told_as_that(workers):
+    absent = type("W", (), {"address": "127.0.0.1:1"})
+    with Router(decode=[absent], args=["--queue-timeout", "200ms"], ready=False) as r:
+        status, headers, got = r.chat()
+        assert (status, got["error"]["code"]) == (503, "worker_unavailable") and "retry-after" in headers
+        assert got["error"]["message"] == "no decode worker is up"
+
+
 def test_too_many_wait(workers):
     d = workers("decode", script=says(LONG), token_delay_s=0.01)
     d.on_generate = lambda *_: True
