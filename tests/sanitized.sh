@@ -3,6 +3,7 @@
 #
 #   tests/sanitized.sh address,undefined      all of them but the long numeric ones below
 #   tests/sanitized.sh thread                 those in which threads meet (tests/run.sh names them)
+#   tests/sanitized.sh KIND SUITE...          other suites of tests/run.sh: with integ whole clusters
 #
 # BUILD=DIR: another build folder. Ends with: N passed, N failed.
 set -euo pipefail
@@ -12,6 +13,7 @@ case $kind in
   thread) build=${BUILD:-build-tsan} suites=threads ;;
   *) build=${BUILD:-build-asan} suites="unit check conform sim_short" ;;
 esac
+[ $# -lt 2 ] || suites=${*:2}
 # Whole models against the vectors of transformers, and kernels at real sizes: minutes under ASan, and the
 # engine's, the loader's and the kernels' own tests walk the same code with small sizes.
 export SKIP="vectors-tiny vectors-wide" SLOW=4
