@@ -556,7 +556,6 @@ struct dmk_prefill_load dmk_prefill_load(const struct dmk_prefill_core *core)
     }
     load.full = dmk_kv_pool_counts(core->pools.full);
     load.window = dmk_kv_pool_counts(core->pools.window);
-    load.n_hit_tokens = dmk_kv_prefix_stats(core->prefix).hit_tokens;
     load.n_puts = dmk_sender_stats(core->tx).n_puts;
     return load;
 }

@@ -6,23 +6,6 @@
 
 /* Evicts from the cache, one boundary at a time, until the need is met. Evicting may also lower the need,
  * since a page that only this job uses is not shared any more. */
-static bool room_for_reserve(struct dmk_prefill_core *core, const struct dmk_kv_table *table,
-                             uint32_t n)
-{
-    for (;;) {
-        const struct dmk_kv_need need = dmk_kv_table_reserve_need(table, n);
-
-        if (dmk_kv_pool_counts(core->pools.full).free >= need.full &&
-            dmk_kv_pool_counts(core->pools.window).free >= need.window) {
-            dmk_kv_prefix_keep_slack(core->prefix, need.full);
-            return true;
-        }
-        if (!dmk_kv_prefix_evict(core->prefix)) {
-            return false;
-        }
-    }
-}
-
 static bool room_for_advance(struct dmk_prefill_core *core, const struct dmk_kv_table *table,
                              uint32_t pos, uint32_t n)
 {
@@ -47,13 +30,14 @@ static bool take_pages(struct dmk_prefill_core *core, struct dmk_prefill_job *jo
         job->pos =
             dmk_kv_prefix_take(core->prefix, job->root, job->prompt, job->n, true, &job->table);
     }
-    if (!room_for_reserve(core, &job->table, job->n)) {
+    if (!dmk_kv_prefix_make_room(core->prefix, dmk_kv_table_reserve_need(&job->table, job->n))) {
         dmk_kv_table_release(&job->table, core->pools);
         job->pos = 0;
         return false;
     }
     dmk_assert(dmk_kv_table_reserve(&job->table, core->pools, job->n) == 0);
     job->n_cached = job->pos;
+    core->load.n_hit_tokens += job->n_cached;
     return true;
 }
 

@@ -280,6 +280,32 @@ static void a_prompt_that_fails_frees_both_sides(void **state)
     }
 }
 
+/* A prompt for which there are no pages yet costs the cache nothing, and is counted as a hit once. */
+static void what_is_cached_outlives_the_wait_for_pages(void **state)
+{
+    enum { PAGES = 20, CACHED = 192, LONG = 1000, NEXT = 600 };
+    struct bed bed = open_bed(PAGES, true, (struct dmk_loopback_conf){.seed = 8});
+    const struct cell_answer *next;
+    uint64_t hits;
+
+    (void)state;
+    (void)ask(bed.split, CACHED + 1, 1);
+    assert_true(cell_run(bed.split, 2000) && cell_settle(bed.split, 300));
+    dmk_decode_flush_cache(bed.split->decode);
+    hits = dmk_prefill_load(bed.split->prefill).n_hit_tokens;
+    (void)ask(bed.split, LONG, 2);
+    for (uint32_t t = 0; t < 5; t++) {
+        cell_turn(bed.split);
+    }
+    next = ask(bed.split, NEXT, 1); /* begins as the first one */
+    assert_true(cell_run(bed.split, 2000));
+    assert_int_equal(next->have, 0);
+    assert_int_equal(next->p_cached, CACHED);
+    assert_int_equal(dmk_prefill_load(bed.split->prefill).n_hit_tokens - hits, CACHED);
+    assert_right(&bed, next, NEXT, 1);
+    close_bed(&bed);
+}
+
 static void submit(struct bed *bed, const struct cell_answer *whose,
                    const struct cell_answer *ticket_of)
 {
@@ -338,6 +364,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(cancel_at_every_turn),
         cmocka_unit_test(a_prompt_that_fails_frees_both_sides),
         cmocka_unit_test(a_ticket_is_used_once),
+        cmocka_unit_test(what_is_cached_outlives_the_wait_for_pages),
     };
 
     if (argc > 1) {
