@@ -122,6 +122,7 @@ static void add_failures(const char *method, json_t *operation)
         {"404", "No such model or path", false},
         {"408", "The request came too slowly", false},
         {"413", "The body is too large", true},
+        {"415", "The body has a Content-Encoding, or comes from a web page and is no JSON", true},
         {"429", "The router's bounds are reached; Retry-After says when to come again", true},
         {"431", "The headers are too large", false},
         {"500", "A fault of this server", true},

@@ -36,7 +36,11 @@ def test_the_description_has_the_tables(paper):
     r, _, _ = paper
     _, headers, data = r.get("/openapi.json")
     assert headers["content-type"].startswith("application/json")
-    schemas = json.loads(data)["components"]["schemas"]
+    description = json.loads(data)
+    assert {"400", "413", "415", "503"} <= set(description["paths"]["/v1/responses"]["post"]["responses"])
+    schemas = description["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        assert schemas[name]["properties"]["regex"]["enum"] == [None], "what other servers take and this one refuses"
     chat = schemas["ChatRequest"]["properties"]
     assert chat["model"]["enum"] == [MODEL]
     assert (chat["temperature"]["minimum"], chat["temperature"]["maximum"]) == (0, 2)
