@@ -9,7 +9,7 @@
 #include "common/xfer/receiver_impl.h"
 #include <stdlib.h>
 
-#define DEFAULT_ENDPOINTS 64
+#define DEFAULT_ENDPOINTS 256
 #define ASKS_BEFORE_CLOSE 2 /* quiet? unanswered before the endpoint is closed */
 #define STOP_NS           DMK_NS_PER_S
 

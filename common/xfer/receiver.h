@@ -42,7 +42,7 @@ struct dmk_receiver_conf {
     uint64_t
         quiet_ask_every_ns; /* also: how long a P may keep silent before its endpoint is closed */
     uint32_t max_tickets;
-    uint32_t max_endpoints;      /* 0 = 64 */
+    uint32_t max_endpoints;      /* 0 = 256 */
     uint32_t max_draining_pages; /* beyond it claims of the P in question are refused */
     struct dmk_receiver_events events;
 };

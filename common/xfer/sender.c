@@ -8,7 +8,7 @@
 #include "common/xfer/sender_impl.h"
 #include <stdlib.h>
 
-#define DEFAULT_ENDPOINTS 64
+#define DEFAULT_ENDPOINTS 256
 #define DEFAULT_RETIRE_NS (2 * DMK_NS_PER_S)
 #define IDLE_NS           (60 * DMK_NS_PER_S) /* an endpoint that no job needs; D waits longer */
 #define STOP_NS           DMK_NS_PER_S

@@ -38,7 +38,7 @@ struct dmk_sender_conf {
         retire_ns; /* how long own puts may take to end before the endpoint is closed; 0 = 2 s */
     uint64_t max_put_bytes; /* 0 = 64 MiB */
     uint32_t max_jobs;
-    uint32_t max_endpoints; /* 0 = 64 */
+    uint32_t max_endpoints; /* 0 = 256 */
     uint32_t max_puts_in_flight;
     uint32_t n_ranks;                                    /* of P */
     const struct dmk_kv_mem *mem[DMK_TICKET_MAX_RANKS];  /* source pages of each rank */

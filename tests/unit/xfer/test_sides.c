@@ -714,6 +714,33 @@ static void test_sender_mismatch(void **state)
     close_stage(g);
 }
 
+/* A prefill worker has an endpoint to each group of each decode worker, and D one from each prefill worker for each
+ * of its groups: 25 workers of 8 groups. */
+static void test_many_peers(void **state)
+{
+    enum { N_ENDPOINTS = 200 };
+    struct stage *g = open_sender();
+
+    (void)state;
+    for (uint32_t i = 0; i < N_ENDPOINTS; i++) {
+        ticket.d_incarnation = 900 + i;
+        ticket.cookie.lo = i;
+        claim(g);
+        d_says(g, DMK_MESSAGE_REPLY, DMK_REPLY_UNKNOWN);
+        assert_int_equal(dmk_sender_n_jobs(g->tx), 0);
+    }
+    assert_int_equal(dmk_sender_stats(g->tx).n_endpoints, N_ENDPOINTS);
+    close_stage(g);
+    g = open_receiver(DMK_LANE_EMULATED);
+    reserve(g, 1);
+    for (uint32_t i = 0; i < N_ENDPOINTS; i++) {
+        hand_connect(g, &g->p);
+        send_claim(g, &g->p, 50);
+    }
+    assert_int_equal(dmk_receiver_stats(g->rx).n_endpoints, N_ENDPOINTS);
+    close_stage(g);
+}
+
 /* The terminal is repeated until answered; a wrong incarnation's answer does not count, STALE does. */
 static void test_sender_repeats(void **state)
 {
@@ -835,6 +862,7 @@ int main(void)
         cmocka_unit_test(test_sender_goes_through),
         cmocka_unit_test(test_sender_refused),
         cmocka_unit_test(test_sender_mismatch),
+        cmocka_unit_test(test_many_peers),
         cmocka_unit_test(test_sender_repeats),
         cmocka_unit_test(test_sender_gives_up),
         cmocka_unit_test(test_sender_gives_up_in_silence),
