@@ -23,14 +23,34 @@ static bool room_for_advance(struct dmk_prefill_core *core, const struct dmk_kv_
     }
 }
 
-/* The longest cached beginning and fresh pages for the rest; false when they are not to be had now. */
+static bool is_computing(const struct dmk_prefill_core *core)
+{
+    for (uint32_t i = 0; i < core->conf.max_jobs; i++) {
+        if (core->jobs[i].state == DMK_PREFILL_CLAIMING ||
+            core->jobs[i].state == DMK_PREFILL_RUNNING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The longest cached beginning and fresh pages for the rest; false when they are not to be had now.
+ *
+ * Jobs with one beginning share its two window pages, and each needs pages of its own in their place before it
+ * goes on. A ring of them stays free beside those that are computed already: enough for the earliest or the
+ * shortest, which then ends and gives back what it took. Without it all might wait for each other. */
 static bool take_pages(struct dmk_prefill_core *core, struct dmk_prefill_job *job)
 {
+    const uint32_t slack = is_computing(core) ? DMK_WINDOW_RING : 0;
+    struct dmk_kv_need need;
+
     if (core->conf.reuse) {
         job->pos =
             dmk_kv_prefix_take(core->prefix, job->root, job->prompt, job->n, true, &job->table);
     }
-    if (!dmk_kv_prefix_make_room(core->prefix, dmk_kv_table_reserve_need(&job->table, job->n))) {
+    need = dmk_kv_table_reserve_need(&job->table, job->n);
+    need.window += slack;
+    if (!dmk_kv_prefix_make_room(core->prefix, need)) {
         dmk_kv_table_release(&job->table, core->pools);
         job->pos = 0;
         return false;

@@ -306,6 +306,32 @@ static void what_is_cached_outlives_the_wait_for_pages(void **state)
     close_bed(&bed);
 }
 
+/* Many prompts with one beginning come at once. Each would hold the two window pages of the beginning and one of
+ * its own, until none is free for any of them to go on with. */
+static void window_pages_do_not_run_out(void **state)
+{
+    enum { CACHED = 192, N = 8, LONGEST = 1100, WINDOW = 8 }; /* the least there may be */
+    struct bed bed = open_bed(N_PAGES, true, (struct dmk_loopback_conf){.seed = 9});
+    struct cell_conf conf = bed.split->conf;
+    const struct cell_answer *a[N];
+
+    (void)state;
+    cell_free(&bed.split);
+    conf.p_window_pages = WINDOW;
+    bed.split = cell_new(&conf);
+    (void)ask(bed.split, CACHED + 1, 3);
+    assert_true(cell_run(bed.split, 2000) && cell_settle(bed.split, 300));
+    dmk_decode_flush_cache(bed.split->decode);
+    for (uint32_t i = 0; i < N; i++) {
+        a[i] = ask(bed.split, LONGEST - 100 * i, 3);
+    }
+    assert_true(cell_run(bed.split, 2000));
+    for (uint32_t i = 0; i < N; i++) {
+        assert_right(&bed, a[i], LONGEST - 100 * i, 3);
+    }
+    close_bed(&bed);
+}
+
 static void submit(struct bed *bed, const struct cell_answer *whose,
                    const struct cell_answer *ticket_of)
 {
@@ -364,6 +390,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(cancel_at_every_turn),
         cmocka_unit_test(a_prompt_that_fails_frees_both_sides),
         cmocka_unit_test(a_ticket_is_used_once),
+        cmocka_unit_test(window_pages_do_not_run_out),
         cmocka_unit_test(what_is_cached_outlives_the_wait_for_pages),
     };
 
