@@ -32,7 +32,7 @@ for t in json.load(sys.stdin):
 fi
 # shellcheck disable=SC2086
 ninja -C "$build" --quiet $needed
-export ASAN_OPTIONS=abort_on_error=1:detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export ASAN_OPTIONS=abort_on_error=1:detect_leaks=1:verify_asan_link_order=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 # gRPC, libuv and UCX are not instrumented; UCX would replace mmap behind the sanitizer's back.
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1 UCX_MEM_MMAP_HOOK_MODE=none
 exec tests/run.sh "$build" $suites

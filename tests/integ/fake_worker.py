@@ -82,6 +82,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
         self.cancels = []       # keys
         self.on_generate = None  # (worker, session, generate) -> True when it handled the message
         self.on_prefill = None
+        self.silent_end = False  # a prefill worker that does not say when it is done
         self.lock = threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(max_workers=64)
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(max_workers=32),
@@ -225,7 +226,8 @@ class FakeWorker(pb_grpc.WorkerServicer):
         d, d_session, g, have = entry
         n = len(p.prompt) - 1 - have
         n_bytes = n * 49152
-        session.send(prefill_done=pb.PrefillDone(id=p.id, n_computed=n, compute_us=1000 + n,
-                                                 queue_us=5, transfer_us=100, transfer_bytes=n_bytes))
+        if not self.silent_end:
+            session.send(prefill_done=pb.PrefillDone(id=p.id, n_computed=n, compute_us=1000 + n,
+                                                     queue_us=5, transfer_us=100, transfer_bytes=n_bytes))
         d_session.send(transferred=pb.Transferred(id=g.id, bytes=n_bytes, us=100))
         d.pool.submit(d.decode, d_session, g, have, n_bytes)

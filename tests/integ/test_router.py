@@ -468,6 +468,31 @@ def test_prefill_worker_dies(workers):
         assert reports[0].peer_incarnation == dead[0].incarnation
 
 
+@pytest.mark.parametrize("end", ["fails", "dies"])
+def test_what_becomes_of_the_prefill_worker_later_is_nothing(workers, end):
+    """The decode worker has the pages and decodes: its state decides."""
+    d, p = workers("decode", script=says(HELLO), token_delay_s=0.05), workers("prefill")
+    p.silent_end = True
+    asked = []
+    p.on_prefill = lambda w, session, m: asked.append((session, m.id))
+    with Router(prefill=[p], decode=[d]) as r:
+        r.wait_ready({"prefill": 1, "decode": 1})
+        got = []
+        thread = threading.Thread(target=lambda: got.append(r.chat()))
+        thread.start()
+        time.sleep(0.15)  # some tokens have come
+        session, id = p.wait_for(lambda: asked)[0]
+        if end == "fails":
+            session.send(failed=pb.Failed(id=id, code=pb.FAILURE_PEER, text="no answer from D"))
+        else:
+            p.kill()
+        thread.join(10)
+        status, _, answer = got[0]
+        assert status == 200 and answer["choices"][0]["message"]["content"] == "Hello there!"
+        assert len(d.messages("generate")) == 1 and r.metric("damask_router_retries_total") == 0
+        assert d.cancels == []
+
+
 def test_decode_worker_dies_before_the_first_token(workers):
     ds = [workers("decode", script=says(HELLO)), workers("decode", script=says(HELLO))]
     p = workers("prefill")
