@@ -29,6 +29,23 @@ static void test_presets(void **state)
     assert_int_equal(s.n_layers, 24);
     assert_int_equal(s.n_experts, 32);
     assert_int_equal(dmk_shape_n_full_layers(&s), 12);
+    /* config.json and generation_config.json as published, the same for both. */
+    assert_true(s.hidden == 2880 && s.intermediate == 2880 && s.vocab == 201088);
+    assert_true(s.n_heads == 64 && s.n_kv_heads == 8 && s.experts_per_token == 4);
+    assert_true(s.window == 128 && s.max_positions == 131072 && s.norm_eps == 1e-5f);
+    assert_true(s.swiglu_alpha == 1.702f && s.swiglu_limit == 7.0f);
+    assert_true(s.rope_theta == 150000.0 && s.rope_factor == 32.0);
+    assert_true(s.rope_beta_fast == 32.0 && s.rope_beta_slow == 1.0);
+    assert_int_equal(s.rope_original_positions, 4096);
+    assert_true(s.n_eos == 3 && s.eos_ids[0] == 200002 && s.eos_ids[1] == 199999);
+    assert_int_equal(s.eos_ids[2], 200012);
+    {
+        struct dmk_shape large = preset("gpt-oss-120b");
+
+        large.n_layers = s.n_layers;
+        large.n_experts = s.n_experts;
+        assert_memory_equal(&large, &s, sizeof(s));
+    }
     assert_int_equal(dmk_shape_check(&s, &err), 0);
     assert_int_equal(dmk_shape_preset("gpt-2", &s, &err), -DMK_ENOENT);
     assert_non_null(strstr(err.text, "\"gpt-2\""));

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "tests/unit/model/maker.h"
+#include "tools/tinymodel/internal.h"
 #include "tools/tinymodel/tinymodel.h"
 
 static struct dmk_tinymodel_conf small_conf(const char *out)
@@ -159,11 +160,40 @@ static void test_replacing(void **state)
     mk_remove(top);
 }
 
+/* A checkpoint of a preset has the tensors of the published one, byte for byte of their number: metadata.total_size
+ * of its index. */
+static void test_presets_are_as_large_as_what_is_published(void **state)
+{
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+        uint32_t n_layers;
+    } published[] = {{"gpt-oss-20b", 13761264768, 24}, {"gpt-oss-120b", 65248815744, 36}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
+        struct dmk_tinymodel_conf conf = {.out = "unused", .seed = 7};
+        struct dmk_error err = {0};
+        struct tm_plan plan;
+        uint64_t sum = 0;
+
+        assert_int_equal(dmk_shape_preset(published[i].name, &conf.shape, &err), 0);
+        assert_int_equal(tm_plan_make(&conf, &plan, &err), 0);
+        for (uint32_t k = 0; k < plan.n_tensors; k++) {
+            sum += plan.tensors[k].n_bytes;
+        }
+        assert_true(sum == published[i].bytes && plan.total_bytes == sum);
+        assert_int_equal(plan.n_tensors, published[i].n_layers * 19 + 3);
+        tm_plan_free(&plan);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_agree),
         cmocka_unit_test(test_replacing),
+        cmocka_unit_test(test_presets_are_as_large_as_what_is_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
