@@ -32,7 +32,7 @@ int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, 
 {
     struct dmk_engine *engine = rank->engine;
     void *ptr;
-    dmk_assert(engine->n_allocs < sizeof(engine->allocs) / sizeof(engine->allocs[0]));
+    dmk_assert(engine->n_allocs < engine->max_allocs);
     if (rank->backend->ops->alloc(rank->backend, mem, bytes, &ptr) != 0) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %s of rank %u: %zu bytes", what,
                              rank->index, bytes);
@@ -265,13 +265,17 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         return status;
     }
     struct dmk_engine *engine = calloc(1, sizeof(*engine));
-    if (!engine) {
+    uint32_t n_ranks = conf->layout.tp * conf->layout.dp;
+    uint32_t max_allocs = n_ranks * (DMK_ENGINE_RANK_ALLOCS + weights->shape.n_layers);
+    if (!engine || !(engine->allocs = calloc(max_allocs, sizeof(*engine->allocs)))) {
+        free(engine);
         return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for the engine");
     }
     engine->conf = *conf;
     engine->weights = weights;
     engine->shape = weights->shape;
-    engine->n_ranks = conf->layout.tp * conf->layout.dp;
+    engine->n_ranks = n_ranks;
+    engine->max_allocs = max_allocs;
     uint64_t pageable = (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
     engine->n_positions =
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
@@ -393,6 +397,7 @@ void dmk_engine_close(struct dmk_engine **ptr)
         struct dmk_engine_alloc *alloc = &engine->allocs[i];
         alloc->backend->ops->free(alloc->backend, alloc->mem, alloc->ptr, alloc->bytes);
     }
+    free(engine->allocs);
     for (uint32_t i = 0; i < engine->n_ranks; i++) {
         dmk_backend_close(&engine->ranks[i].backend);
         dmk_weights_rank_release(&engine->ranks[i].weights);

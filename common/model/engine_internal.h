@@ -82,8 +82,8 @@ struct dmk_rank {
     int status; /* of the last step */
 };
 
-#define DMK_ENGINE_MAX_RANKS  8
-#define DMK_ENGINE_MAX_ALLOCS 80
+#define DMK_ENGINE_MAX_RANKS   8
+#define DMK_ENGINE_RANK_ALLOCS 48 /* of a rank at most, besides one for each layer */
 
 /* One allocation of a rank's backend, to give back. */
 struct dmk_engine_alloc {
@@ -117,8 +117,8 @@ struct dmk_engine {
     const struct dmk_step *step;
     bool cancelled; /* written by rank 0 between two barriers */
     char numerics[48];
-    struct dmk_engine_alloc allocs[DMK_ENGINE_MAX_RANKS * DMK_ENGINE_MAX_ALLOCS];
-    uint32_t n_allocs;
+    struct dmk_engine_alloc *allocs; /* [max_allocs] */
+    uint32_t n_allocs, max_allocs;
 };
 
 /* As dmk_engine_open, over weights that are in memory already and stay the caller's. */

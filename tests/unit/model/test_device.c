@@ -441,6 +441,25 @@ static void test_start(void **state)
     }
 }
 
+/* As many layers as a config may ask for open on as many ranks as there can be. */
+static void test_deep(void **state)
+{
+    const struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    const uint32_t n_layers = 128;
+
+    (void)state;
+    weights->layers = realloc(weights->layers, n_layers * sizeof(weights->layers[0]));
+    assert_non_null(weights->layers);
+    for (uint32_t i = 2; i < n_layers; i++) {
+        weights->layers[i] = weights->layers[i - 2];
+    }
+    weights->shape.n_layers = n_layers;
+    struct dmk_engine *engine = open_with(weights, "cuda", 8, 1, true, NULL);
+    dmk_engine_close(&engine);
+    memory_weights_free(weights);
+}
+
 static void test_buckets(void **state)
 {
     uint32_t index, before = 0, size = 0;
@@ -459,9 +478,13 @@ static void test_buckets(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layouts),           cmocka_unit_test(test_start),
-        cmocka_unit_test(test_layers_and_cancel), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_staging),           cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_layers_and_cancel),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_buckets),
+        cmocka_unit_test(test_deep),
     };
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : dmk_clock_ns();
     printf("seed %llu\n", (unsigned long long)seed);
