@@ -279,10 +279,17 @@ static int remove_folder(const char *dir)
     return r < 0 ? r : rmdir(dir);
 }
 
-/* A folder may be replaced when it holds a config.json and no folders, or nothing. */
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), len = strlen(end);
+
+    return n >= len && strcmp(name + n - len, end) == 0;
+}
+
+/* A folder may be replaced when it holds a config.json, weights and no folders, or nothing. */
 static int check_target(const struct dmk_tinymodel_conf *conf, struct dmk_error *reterr)
 {
-    bool has_config = false, has_other = false, has_folder = false;
+    bool has_config = false, has_weights = false, has_other = false, has_folder = false;
     struct dirent *e;
     struct stat st;
     DIR *d;
@@ -296,6 +303,10 @@ static int check_target(const struct dmk_tinymodel_conf *conf, struct dmk_error 
         return dmk_error_set(reterr, -DMK_EINVAL, "%s: exists already; --force replaces it",
                              conf->out);
     }
+    if (S_ISLNK(st.st_mode)) {
+        return dmk_error_set(reterr, -DMK_EINVAL, "%s: is a link; name the folder that it leads to",
+                             conf->out);
+    }
     d = opendir(conf->out);
     if (!d) {
         return dmk_error_set(reterr, -DMK_EINVAL, "%s: is no folder that could be replaced",
@@ -307,14 +318,18 @@ static int check_target(const struct dmk_tinymodel_conf *conf, struct dmk_error 
         }
         has_other = true;
         has_config = has_config || strcmp(e->d_name, "config.json") == 0;
+        has_weights = has_weights || ends_with(e->d_name, ".safetensors");
         has_folder = has_folder || (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
                                     S_ISDIR(st.st_mode));
     }
     closedir(d);
-    if (has_folder || (has_other && !has_config)) {
+    if (has_folder || (has_other && !(has_config && has_weights))) {
         return dmk_error_set(reterr, -DMK_EINVAL,
                              "%s: does not look like a checkpoint (%s); remove it by hand",
-                             conf->out, has_folder ? "it holds folders" : "no config.json");
+                             conf->out,
+                             has_folder    ? "it holds folders"
+                             : !has_config ? "no config.json"
+                                           : "no .safetensors");
     }
     return 0;
 }
@@ -349,8 +364,13 @@ static int take_place(const char *temp, const char *out, struct dmk_error *reter
                              strerror(errno));
     }
     if (rename(temp, out) < 0) {
+        const int err = errno;
+
+        if (replace) {
+            (void)rename(old, out);
+        }
         return dmk_error_set(reterr, -DMK_EIO, "%s: can not be renamed to %s: %s", temp, out,
-                             strerror(errno));
+                             strerror(err));
     }
     if (replace && remove_folder(old) < 0) {
         return dmk_error_set(reterr, -DMK_EIO, "%s: the replaced folder can not be removed: %s",
@@ -367,7 +387,8 @@ static int write_folder(const struct tm_plan *plan, struct dmk_error *reterr)
 
     (void)snprintf(temp, sizeof(temp), "%.4000s.tmp-%ld", out, (long)getpid());
     if (mkdir(temp, 0755) < 0) {
-        return dmk_error_set(reterr, -DMK_EIO, "%s: can not be made: %s", temp, strerror(errno));
+        return dmk_error_set(reterr, -DMK_EIO, "%s: can not be made: %s%s", temp, strerror(errno),
+                             errno == EEXIST ? "; remove it if no other run is making it" : "");
     }
     if ((r = check_space(plan, temp, reterr)) < 0 ||
         (r = write_small_files(plan, temp, reterr)) < 0 ||

@@ -128,7 +128,7 @@ static void expect_refusal(const struct dmk_tinymodel_conf *conf, const char *se
 
 static void test_replacing(void **state)
 {
-    char out[80], top[64];
+    char out[80], other[80], top[64];
     struct dmk_tinymodel_conf conf;
     struct dmk_weights *w;
 
@@ -151,6 +151,17 @@ static void test_replacing(void **state)
     }
     conf.out = top;
     expect_refusal(&conf, "does not look like a checkpoint (it holds folders)");
+    conf.out = other;
+    (void)snprintf(other, sizeof(other), "%s/link", top);
+    assert_int_equal(symlink(out, other), 0);
+    expect_refusal(&conf, "is a link; name the folder that it leads to");
+    (void)snprintf(other, sizeof(other), "%s/config.json", out);
+    assert_int_equal(access(other, F_OK), 0); /* and the folder is as it was */
+    mk_subfolder(top, "page");
+    (void)snprintf(other, sizeof(other), "%s/page", top);
+    mk_text(other, "config.json", "{}");
+    mk_text(other, "index.js", "");
+    expect_refusal(&conf, "does not look like a checkpoint (no .safetensors)");
     conf.out = out;
     conf.n_shards = 400;
     expect_refusal(&conf, "400 shards are too many");
