@@ -1,4 +1,4 @@
-/* The id of a model: a hash over its dimensions and over samples of every tensor that matters. */
+/* The id of a model: a hash over its dimensions and over samples of all tensors. */
 #include "common/base/hash.h"
 #include "common/model/cut_weights.h"
 #include "common/model/engine_internal.h"
@@ -85,12 +85,17 @@ int dmk_weights_model_id(const struct dmk_weights *w, dmk_weights_read_fn *read,
         const struct dmk_layer_weights *l = &w->layers[i];
         hash_sample(&sampler, l->attn_norm, H * bf16);
         hash_sample(&sampler, l->q_w, q * H * bf16);
+        hash_sample(&sampler, l->q_b, q * bf16);
         hash_sample(&sampler, l->k_w, kv * H * bf16);
+        hash_sample(&sampler, l->k_b, kv * bf16);
         hash_sample(&sampler, l->v_w, kv * H * bf16);
+        hash_sample(&sampler, l->v_b, kv * bf16);
         hash_sample(&sampler, l->o_w, q * H * bf16);
+        hash_sample(&sampler, l->o_b, H * bf16);
         hash_sample(&sampler, l->sinks, s->n_heads * bf16);
         hash_sample(&sampler, l->mlp_norm, H * bf16);
         hash_sample(&sampler, l->router_w, s->n_experts * H * bf16);
+        hash_sample(&sampler, l->router_b, s->n_experts * bf16);
         hash_experts(&sampler, w, &l->gate_up, 2ull * s->intermediate, H);
         hash_experts(&sampler, w, &l->down, H, s->intermediate);
     }

@@ -12,7 +12,7 @@
 #define DMK_MANIFEST_NAME    "manifest.json"
 #define DMK_MANIFEST_JOURNAL "convert.journal"  /* of a conversion that has not ended */
 #define DMK_MANIFEST_FORMAT  "damask-converted" /* stands at its beginning */
-#define DMK_MANIFEST_VERSION 1u
+#define DMK_MANIFEST_VERSION 2u
 
 struct dmk_manifest_file {
     char name[64];

@@ -99,7 +99,7 @@ int dmk_weights_expand_rank(struct dmk_weights *weights, struct dmk_rank_weights
 struct dmk_id128;
 /* Reads weights by their address; 0 or negative. */
 typedef int dmk_weights_read_fn(const void *ud, const void *address, uint64_t n_bytes, void *dst);
-/* A hash over the dimensions and samples of every tensor that matters. read may be NULL: memory is read. The
+/* A hash over the dimensions and samples of all tensors. read may be NULL: memory is read. The
  * weights are not random; those of a converted folder have the id of the checkpoint that it was made from. */
 int dmk_weights_model_id(const struct dmk_weights *weights, dmk_weights_read_fn *read,
                          const void *ud, struct dmk_id128 *ret_id);

@@ -484,6 +484,56 @@ static void test_identity(void **state)
     memory_weights_free(b);
 }
 
+static struct dmk_id128 id_of(const struct dmk_weights *w)
+{
+    struct dmk_id128 id = {0};
+    assert_int_equal(dmk_weights_model_id(w, NULL, NULL, &id), 0);
+    return id;
+}
+
+/* No tensor can change as a whole without the id. */
+static void test_identity_of_all(void **state)
+{
+    (void)state;
+    static const size_t places[] = {
+#define AT(f) offsetof(struct dmk_layer_weights, f)
+        AT(attn_norm),
+        AT(q_w),
+        AT(q_b),
+        AT(k_w),
+        AT(k_b),
+        AT(v_w),
+        AT(v_b),
+        AT(o_w),
+        AT(o_b),
+        AT(sinks),
+        AT(mlp_norm),
+        AT(router_w),
+        AT(router_b),
+        AT(gate_up.blocks),
+        AT(gate_up.scales),
+        AT(gate_up.bias),
+        AT(down.blocks),
+        AT(down.scales),
+        AT(down.bias)
+#undef AT
+    };
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *w = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    const struct dmk_id128 before = id_of(w);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        uint8_t *first;
+        memcpy(&first, (const char *)&w->layers[1] + places[i], sizeof(first));
+        *first ^= 1;
+        if (dmk_id128_equal(id_of(w), before)) {
+            fail_msg("the tensor at %zu does not count", places[i]);
+        }
+        *first ^= 1;
+    }
+    assert_true(dmk_id128_equal(id_of(w), before));
+    memory_weights_free(w);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -526,11 +576,17 @@ int main(int argc, char **argv)
     seed = given ? strtoull(given, NULL, 0) : dmk_random_u64();
     printf("DMK_TEST_SEED=%#llx\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),         cmocka_unit_test(test_company),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_pages_of_ranks), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_long),           cmocka_unit_test(test_window),
-        cmocka_unit_test(test_cancel),         cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_company),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_pages_of_ranks),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_identity_of_all),
         cmocka_unit_test(test_refusals),
     };
     if (argc > 1) {

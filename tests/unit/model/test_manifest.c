@@ -235,8 +235,8 @@ static void test_wrong_fields(void **state)
     write_text(&cut, &text);
     refuse(&text, "damask-converted", "other",
            "\"format\" must be \"damask-converted\", not \"other\"");
-    refuse(&text, "\"version\": 1", "\"version\": 2",
-           "version 2 is not known, only 1: convert the checkpoint again");
+    refuse(&text, "\"version\": 2", "\"version\": 1",
+           "version 1 is not known, only 2: convert the checkpoint again");
     refuse(&text, "\"model_id\": \"00", "\"model_id\": \"x0",
            "\"model_id\" must be 32 hexadecimal digits");
     refuse(&text, "\"tp\":2", "\"tp\":3", "layout: tp is 3 but must be 1, 2, 4 or 8");
