@@ -128,7 +128,7 @@ static void expect_refusal(const struct dmk_tinymodel_conf *conf, const char *se
 
 static void test_replacing(void **state)
 {
-    char out[80], other[80], top[64];
+    char out[80], other[96], top[64];
     struct dmk_tinymodel_conf conf;
     struct dmk_weights *w;
 
