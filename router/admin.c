@@ -130,5 +130,6 @@ void dmk_admin_metrics(const struct dmk_router *router, struct dmk_buf *out)
 {
     dmk_gauge_set(router->stats->ready, dmk_router_is_ready(router));
     dmk_gauge_set(router->stats->loop_delay, (double)dmk_loop_max_delay_ns(router->loop) / 1e9);
+    dmk_process_metrics_read(&router->stats->process);
     dmk_metrics_text(router->stats->metrics, out);
 }

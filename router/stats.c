@@ -181,6 +181,7 @@ int dmk_stats_init(struct dmk_stats *stats, const char *model)
     make_engine_series(stats, labels);
     make_request_series(stats);
     make_fleet_series(stats);
+    dmk_process_metrics_init(&stats->process, stats->metrics);
     return 0;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/chat/format.h"
-#include "common/obs/metric.h"
+#include "common/obs/process.h"
 #include "router/api.h"
 
 enum dmk_fail_cause {
@@ -46,6 +46,7 @@ struct dmk_stats {
     struct dmk_counter *recovered[DMK_N_REPAIRS];
     struct dmk_gauge *index_blocks, *ready;
     struct dmk_gauge *loop_delay;
+    struct dmk_process_metrics process;
 };
 
 /* -DMK_ENOMEM. model is the label model_name. */

@@ -1,8 +1,9 @@
 /* The metrics that both kinds of worker have. Names are vLLM's where the thing is the same (dashboards and
- * gateways know them), else damask_*. All series exist from the start. */
+ * gateways know them), else damask_*; those of the process as everywhere. All series exist from the start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/base/assert.h"
+#include "common/obs/process.h"
 #include "common/worker/internal.h"
 
 #define N_FAILURES (DMK_FAILURE_CANCELLED + 1)
@@ -17,6 +18,7 @@ struct dmk_worker__metrics {
     struct dmk_histogram *queue_s, *prefill_s, *decode_s, *generation, *transfer_s;
     struct dmk_counter *transfer_bytes;
     struct dmk_gauge *transfer_gb_s; /* prefill; else NULL */
+    struct dmk_process_metrics process;
 };
 
 static const char *const failure_names[N_FAILURES] = {
@@ -34,6 +36,7 @@ static void collect(void *ud)
     if (w->role_open) {
         w->role->stats(w->role->ud, &s);
     }
+    dmk_process_metrics_read(&m->process);
     dmk_gauge_set(m->running, s.n_running);
     dmk_gauge_set(m->waiting, s.n_waiting);
     dmk_gauge_set(m->usage,
@@ -170,6 +173,7 @@ void dmk_worker__metrics_new(struct dmk_worker *w)
     new_gauges(w);
     new_counters(w);
     new_histograms(w);
+    dmk_process_metrics_init(&m->process, w->metrics);
     dmk_metrics_on_collect(w->metrics, collect, w);
 }
 

@@ -361,6 +361,8 @@ def test_metrics(pair):
     assert r.metric('damask_router_requests_total{api="chat",status="4xx"') == 1
     assert r.metric("vllm:num_requests_running") == 0 and r.metric("damask_router_open_requests") == 0
     assert r.metric("damask_router_tokens_in_flight") == 0
+    assert r.metric("process_resident_memory_bytes") > 1e6 and r.metric("process_open_fds") > 3
+    assert abs(r.metric("process_start_time_seconds") - time.time()) < 600
 
 
 # ---------------------------------------------------------------- workers that fail
