@@ -23,14 +23,13 @@ static double value(const char *name)
     dmk_process_metrics_read(&p);
     dmk_buf_init(&out, 0);
     dmk_metrics_text(m, &out);
-    assert_non_null(out.data);
-    at = out.data;
+    at = dmk_buf_str(&out).data;
     while (at && strncmp(at, name, strlen(name)) != 0) {
         at = strchr(at, '\n');
         at = at ? at + 1 : NULL;
     }
     assert_non_null(at);
-    v = strtod(at + strlen(name), NULL);
+    v = at ? strtod(at + strlen(name), NULL) : -1;
     dmk_buf_fini(&out);
     return v;
 }
