@@ -38,6 +38,10 @@ device ranks: sums are read without a meeting~common/model/device_step.c~s/meet_
 device ranks: rows are read without a meeting~common/model/device_step.c~s/(layout\.dp > 1\) \{\n\s+)meet\(engine->ranks, engine->n_ranks\);/$1/~tests/unit/model/test_model_device~
 device ranks: both sums of a layer share memory~common/model/device_forward.c~s/a->part, n_rows/a->sum, n_rows/; s/acts\.part \+ \(size_t\)first/acts.sum + (size_t)first/~tests/unit/model/test_model_device~
 device ranks: a meeting has the number of the one before~common/model/device_forward.c~s/layer \* DMK_MEETINGS \+ which \+ 1/which + 1/~tests/unit/model/test_model_device~
+sharing: a hit is a hash alone~common/kv/prefix.c~s/node->parent == parent &&\s+memcmp\(node->ids, ids, sizeof\(node->ids\)\) == 0/node->parent == parent/~tests/unit/kv/test_kv_prefix_weak_hash~
+sharing: a decode worker does without the salt~decode/admit.c~s/numerics, r->salt\)/numerics, (struct dmk_bytes){0})/~tests/unit/prefill/test_prefill_core~
+sharing: a prefill worker does without the salt~prefill/core.c~s/numerics, request->salt\)/numerics, (struct dmk_bytes){0})/~tests/unit/prefill/test_prefill_core~
+cancel: a step that runs does not hear of it~prefill/core.c~s/atomic_store_explicit\(&core->step.cancel, true, memory_order_relaxed\);/(void)0;/g~tests/unit/prefill/test_prefill_core~
 END
 }
 

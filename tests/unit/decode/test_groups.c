@@ -112,6 +112,37 @@ static void sequences_spread(void **state)
     close_bed(&bed);
 }
 
+/* Of groups with as many sequences each, the one with the most room. */
+static void room_decides_among_equals(void **state)
+{
+    enum { N = 4 };
+
+    (void)state;
+    for (uint32_t turn = 0; turn < N; turn++) {
+        struct bed bed = open_bed(100, 60, 12, N);
+        uint32_t home[N] = {0}, roomy;
+
+        for (uint32_t i = 0; i < N; i++) { /* one in each, one of them short */
+            uint32_t before[N];
+
+            for (uint32_t g = 0; g < N; g++) {
+                before[g] = n_in(&bed, g);
+            }
+            ask(&bed, (i + turn) % N == 0 ? 40 : 1500, 0, i, 30);
+            for (uint32_t g = 0; g < N; g++) {
+                home[i] = n_in(&bed, g) > before[g] ? g : home[i];
+            }
+        }
+        roomy = home[(N - turn) % N];
+        ask(&bed, 40, 0, 9, 30);
+        for (uint32_t g = 0; g < N; g++) {
+            assert_int_equal(n_in(&bed, g), g == roomy ? 2 : 1);
+        }
+        assert_true(cell_run(bed.cell, 2000));
+        close_bed(&bed);
+    }
+}
+
 /* A beginning that all prompts share lies in one group's cache: it must not draw all of them there, unless
  * it is worth more than the others' company. */
 static void a_shared_beginning_does_not_crowd_a_group(void **state)
@@ -285,6 +316,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequences_spread),
+        cmocka_unit_test(room_decides_among_equals),
         cmocka_unit_test(a_shared_beginning_does_not_crowd_a_group),
         cmocka_unit_test(a_full_group_is_passed_over),
         cmocka_unit_test(a_starved_group_takes_nobody),
