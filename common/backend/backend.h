@@ -6,7 +6,7 @@
  *
  * On the host ("cpu", and "ref" with the plain kernels) a stream is a team of threads and every call on
  * it has finished when it returns, so events are always done and there are no graphs. A device queues:
- * its errors are sticky and come out of sync and query as -DMK_EDEVICE. */
+ * its errors are sticky and come out of sync and wait_host as -DMK_EDEVICE. */
 #pragma once
 
 #include <stdbool.h>
@@ -59,13 +59,11 @@ struct dmk_backend_ops {
     void (*copy)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, const void *src,
                  size_t bytes);
     int (*sync)(struct dmk_backend *be, struct dmk_stream *stream);
-    /* Events order streams, also those of several backends of one kind: wait may name the event of another one's.
-     * And they let the host ask: query gives 1 done, 0 not yet, negative lost. */
+    /* Events order streams, also those of several backends of one kind: wait may name the event of another one's. */
     int (*event_new)(struct dmk_backend *be, struct dmk_event **ret);
     void (*event_free)(struct dmk_backend *be, struct dmk_event *event);
     void (*record)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
     void (*wait)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_event *event);
-    int (*query)(struct dmk_backend *be, struct dmk_event *event);
     int (*wait_host)(struct dmk_backend *be,
                      struct dmk_event *event); /* blocks; 0 or -DMK_EDEVICE */
     /* All four, or none where a device has no graphs (checked by dmk_backend_open). What is queued between begin
@@ -76,14 +74,11 @@ struct dmk_backend_ops {
     int (*graph_run)(struct dmk_backend *be, struct dmk_stream *stream, struct dmk_graph *graph);
     void (*graph_free)(struct dmk_backend *be, struct dmk_graph *graph);
     void (*kernels)(struct dmk_backend *be, struct dmk_kernels *ret_kernels);
-    /* Of async backends only. bytes is a multiple of 16 (the rest stays as it is). */
-    void (*copy_rows)(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
-                      size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
-                      size_t n_rows);
-    /* Lets kernels of be read and write memory of other's device, from here on for good. Returns 1 when both are on
-     * one device, whose kernels must not wait for each other, 0 when not. Refuses with a sentence where the
-     * machine can not do that. */
+    /* The rest is of async backends only. reach lets kernels of be read and write memory of other's device, from here
+     * on for good. Returns 1 when both are on one device, whose kernels must not wait for each other, 0 when not.
+     * Refuses with a sentence where the machine can not do that. */
     int (*reach)(struct dmk_backend *be, struct dmk_backend *other, struct dmk_error *reterr);
+    /* bytes is a multiple of 16 (the rest stays as it is). */
     void (*fill)(struct dmk_backend *be, struct dmk_stream *stream, void *dst, size_t bytes,
                  enum dmk_fill kind, float scale, uint64_t seed);
     const char *(*describe)(struct dmk_backend *be,

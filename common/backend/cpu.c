@@ -114,13 +114,6 @@ static void event_noop(struct dmk_backend *be, struct dmk_stream *stream, struct
     (void)event;
 }
 
-static int event_done(struct dmk_backend *be, struct dmk_event *event)
-{
-    (void)be;
-    (void)event;
-    return 1;
-}
-
 static int event_wait(struct dmk_backend *be, struct dmk_event *event)
 {
     (void)be;
@@ -153,7 +146,6 @@ const struct dmk_backend_ops dmk_backend_cpu = {
     .event_free = event_free,
     .record = event_noop,
     .wait = event_noop,
-    .query = event_done,
     .wait_host = event_wait,
     .kernels = kernels_fast,
 };
@@ -171,7 +163,6 @@ const struct dmk_backend_ops dmk_backend_ref = {
     .event_free = event_free,
     .record = event_noop,
     .wait = event_noop,
-    .query = event_done,
     .wait_host = event_wait,
     .kernels = kernels_plain,
 };

@@ -1,6 +1,6 @@
 /* A CUDA device as one rank drives it: memory, two streams, events, graphs, and the device's kernels.
  *
- * Calls of the step path only queue work; a failure is remembered and comes out of sync and query. All calls of
+ * Calls of the step path only queue work; a failure is remembered and comes out of sync and wait_host. All calls of
  * one backend come from one thread at a time, which need not be the one that opened it: bind makes the device
  * that thread's own. */
 #include "common/backend/backend.h"
@@ -250,15 +250,6 @@ static void wait_stream(struct dmk_backend *be, struct dmk_stream *stream, struc
     queue_of(stream)->joined = true;
 }
 
-static int query(struct dmk_backend *be, struct dmk_event *event)
-{
-    cudaError_t err = cudaEventQuery(event->event);
-    if (err == cudaErrorNotReady) {
-        return 0;
-    }
-    return to_status(&cuda_of(be)->streams[0], err) == 0 ? 1 : -DMK_EDEVICE;
-}
-
 static int wait_host(struct dmk_backend *be, struct dmk_event *event)
 {
     return to_status(&cuda_of(be)->streams[0], cudaEventSynchronize(event->event));
@@ -284,9 +275,13 @@ static int graph_end(struct dmk_backend *be, struct dmk_stream *stream, struct d
     if (captured) {
         cudaGraphDestroy(captured);
     }
-    if (err != cudaSuccess || s->error != 0 || !graph) {
+    int status = graph ? to_status(s, err) : -DMK_ENOMEM;
+    if (status != 0) {
+        if (graph && graph->exec) {
+            cudaGraphExecDestroy(graph->exec);
+        }
         free(graph);
-        return graph ? to_status(s, err) : -DMK_ENOMEM;
+        return status;
     }
     *ret = graph;
     return 0;
@@ -316,16 +311,6 @@ static const char *describe(struct dmk_backend *be, struct dmk_stream *stream)
     (void)be;
     struct dmk_cuda_stream *s = queue_of(stream);
     return s->error ? cudaGetErrorString((cudaError_t)s->error) : "no error";
-}
-
-static void copy_rows(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
-                      size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
-                      size_t n_rows)
-{
-    (void)be;
-    struct dmk_cuda_stream *s = queue_of(stream);
-    note(s, cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes, n_rows,
-                              cudaMemcpyDefault, s->stream));
 }
 
 static int reach(struct dmk_backend *be, struct dmk_backend *other, struct dmk_error *reterr)
@@ -383,14 +368,12 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .event_free = event_free,
     .record = record,
     .wait = wait_stream,
-    .query = query,
     .wait_host = wait_host,
     .graph_begin = graph_begin,
     .graph_end = graph_end,
     .graph_run = graph_run,
     .graph_free = graph_free,
     .kernels = kernels_cuda,
-    .copy_rows = copy_rows,
     .reach = reach,
     .fill = fill,
     .describe = describe,

@@ -249,31 +249,21 @@ static struct dmk_stream *get_stream(struct dmk_backend *be, enum dmk_stream_id 
 struct copy {
     void *dst;
     const void *src;
-    size_t dst_stride, src_stride, row_bytes, n_rows;
+    size_t bytes;
 };
 
 static void run_copy(const void *args)
 {
     const struct copy *c = args;
-    for (size_t i = 0; i < c->n_rows; i++) {
-        memcpy((uint8_t *)c->dst + i * c->dst_stride, (const uint8_t *)c->src + i * c->src_stride,
-               c->row_bytes);
-    }
-}
-
-static void copy_rows(struct dmk_backend *be, struct dmk_stream *stream, void *dst,
-                      size_t dst_stride, const void *src, size_t src_stride, size_t row_bytes,
-                      size_t n_rows)
-{
-    const struct copy c = {dst, src, dst_stride, src_stride, row_bytes, n_rows};
-    (void)be;
-    fake_device_queue(stream, NULL, run_copy, &c, sizeof(c));
+    memcpy(c->dst, c->src, c->bytes);
 }
 
 static void copy(struct dmk_backend *be, struct dmk_stream *stream, void *dst, const void *src,
                  size_t bytes)
 {
-    copy_rows(be, stream, dst, bytes, src, bytes, bytes, 1);
+    const struct copy c = {dst, src, bytes};
+    (void)be;
+    fake_device_queue(stream, NULL, run_copy, &c, sizeof(c));
 }
 
 static int sync_stream(struct dmk_backend *be, struct dmk_stream *stream)
@@ -329,12 +319,6 @@ static void wait_event(struct dmk_backend *be, struct dmk_stream *stream, struct
         }
     }
     append(s, op);
-}
-
-static int query(struct dmk_backend *be, struct dmk_event *event)
-{
-    (void)be;
-    return event->n_done >= event->n_recorded;
 }
 
 static int wait_host(struct dmk_backend *be, struct dmk_event *event)
@@ -446,14 +430,12 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .event_free = event_free,
     .record = record,
     .wait = wait_event,
-    .query = query,
     .wait_host = wait_host,
     .graph_begin = graph_begin,
     .graph_end = graph_end,
     .graph_run = graph_run,
     .graph_free = graph_free,
     .kernels = kernels,
-    .copy_rows = copy_rows,
     .reach = reach,
     .fill = fill,
     .describe = describe,
