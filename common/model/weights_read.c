@@ -228,6 +228,9 @@ static int run_threads(struct reader *r, const struct dmk_weights_conf *conf,
     while (n > 0) {
         (void)pthread_join(threads[--n], NULL);
     }
+    if (r->status >= 0 && conf->on_progress) {
+        conf->on_progress(conf->ud, atomic_load(&r->done_bytes), r->total); /* the end too */
+    }
     if (r->status < 0 && reterr) {
         *reterr = r->error;
     }

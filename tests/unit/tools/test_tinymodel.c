@@ -29,22 +29,39 @@ static struct dmk_tinymodel_conf small_conf(const char *out)
     return conf;
 }
 
+/* What was told while weights were read. */
+struct told {
+    uint64_t done, total;
+    uint32_t n;
+};
+
+static void on_progress(void *ud, uint64_t done, uint64_t total)
+{
+    struct told *t = ud;
+
+    assert_true(done >= t->done && done <= total && (t->n == 0 || total == t->total));
+    *t = (struct told){done, total, t->n + 1};
+}
+
 static struct dmk_weights *write_and_open(const struct dmk_tinymodel_conf *conf)
 {
     struct dmk_weights *w = NULL;
     struct dmk_error err = {0};
+    struct told told = {0};
+    const struct dmk_weights_conf how = {
+        .dir = conf->out, .prefault = true, .on_progress = on_progress, .ud = &told};
     uint64_t bytes = 0;
     int r = dmk_tinymodel_write(conf, &bytes, &err);
 
     if (r == 0) {
-        r = dmk_weights_open(&(struct dmk_weights_conf){.dir = conf->out, .prefault = true}, &w,
-                             &err);
+        r = dmk_weights_open(&how, &w, &err);
     }
     if (r < 0 || !w) {
         fail_msg("%s", err.text);
         return NULL;
     }
     assert_int_equal(w->total_bytes, bytes);
+    assert_true(told.n > 0 && told.done == told.total && told.total >= bytes);
     return w;
 }
 
