@@ -1,7 +1,9 @@
-/* Logging; see log.h. The three settings are written once before threads start and only read after. */
+/* Logging; see log.h. The first three variables are written once before threads start and only read after. */
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +14,7 @@
 static const char *program = "damask";
 static enum dmk_log_level max_level = DMK_LOG_INFO;
 static bool as_json;
+static atomic_uint n_lost; /* lines since the last one that found a reader */
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
@@ -158,21 +161,28 @@ static void put_members(struct line *line, const char *text)
     }
 }
 
-void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
+/* False when nobody reads. A pipe that takes anything takes PIPE_BUF bytes, more than a line has but in JSON where
+ * most of its characters are escaped. */
+static bool write_line(const struct line *line)
 {
-    char text[LINE_BYTES];
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    if (poll(&out, 1, 0) == 0) {
+        return false;
+    }
+    if (write(STDERR_FILENO, line->data, line->len) < 0) {
+        return true; /* nowhere left to say it */
+    }
+    return true;
+}
+
+static bool log_text(enum dmk_log_level level, const char *text)
+{
     char head[128], when[32];
     struct line line;
     struct timespec ts;
     struct tm tm;
-    va_list ap;
 
-    if (!dmk_log_enabled(level)) {
-        return;
-    }
-    va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
     line.len = 0;
     (void)clock_gettime(CLOCK_REALTIME, &ts);
     (void)gmtime_r(&ts.tv_sec, &tm);
@@ -192,7 +202,26 @@ void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
         put_plain(&line, text);
     }
     line.data[line.len++] = '\n'; /* put leaves room for it */
-    if (write(STDERR_FILENO, line.data, line.len) < 0) {
-        return; /* nowhere left to say it */
+    return write_line(&line);
+}
+
+void dmk_log_at(enum dmk_log_level level, const char *fmt, ...)
+{
+    char text[LINE_BYTES], notice[80];
+    unsigned lost;
+    va_list ap;
+
+    if (!dmk_log_enabled(level)) {
+        return;
     }
+    lost = atomic_exchange_explicit(&n_lost, 0, memory_order_relaxed);
+    (void)snprintf(notice, sizeof(notice), "%u log lines are lost, stderr was not read", lost);
+    if (lost > 0 && log_text(DMK_LOG_WARN, notice)) {
+        lost = 0;
+    }
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    lost += !log_text(level, text);
+    atomic_fetch_add_explicit(&n_lost, lost, memory_order_relaxed);
 }

@@ -2,7 +2,8 @@
  *
  * Libraries return errors and do not log above debug; whoever decides what a failure means logs it
  * once. Lines are lower case without a final period; ids stand as req=..., worker=..., seq=....
- * Prompt text is never logged. Safe from any thread; a line is one write(2).
+ * Prompt text is never logged. Safe from any thread; a line is one write(2), which waits for nobody: a line that
+ * finds stderr full is lost, and the next one that does not is preceded by a word on how many were.
  *
  * In JSON the words NAME=VALUE that a line begins with are members too: numbers as numbers but for ids, so
  * that a field has one type. A line is cut at 2047 bytes; control characters and broken UTF-8 are replaced. */

@@ -92,6 +92,43 @@ static void long_lines_stay_whole(void **state)
     assert_string_equal(line + strlen(line) - 3, "x\"}");
 }
 
+/* A pipe that nobody reads takes lines until it is full; the next ones are lost and counted. */
+static void nobody_is_waited_for(void **state)
+{
+    enum { N_LINES = 2000 }; /* more than a pipe holds */
+    static char text[1 << 20];
+    int ends[2], saved = dup(STDERR_FILENO);
+    unsigned n_whole = 0, n_lost = 0;
+    ssize_t n;
+
+    (void)state;
+    dmk_log_init("prog", DMK_LOG_INFO, false);
+    assert_true(saved >= 0);
+    assert_int_equal(pipe(ends), 0);
+    assert_true(dup2(ends[1], STDERR_FILENO) >= 0);
+    for (int i = 0; i < N_LINES; i++) {
+        dmk_log_info("%100d", i);
+    }
+    n = read(ends[0], text, sizeof(text) - 1);
+    dmk_log_info("%s", "the end");
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(ends[1]);
+    close(saved);
+    assert_true(n > 0);
+    text[n] = '\0';
+    for (const char *at = text; (at = strchr(at, '\n')) != NULL; at++) {
+        n_whole++;
+    }
+    assert_true(n_whole > 0 && n_whole < N_LINES && text[n - 1] == '\n');
+    n = read(ends[0], text, sizeof(text) - 1);
+    close(ends[0]);
+    assert_true(n > 0);
+    text[n] = '\0';
+    assert_int_equal(sscanf(strchr(text, 'Z'), "Z warn  prog: %u log lines are lost", &n_lost), 1);
+    assert_int_equal(n_whole + n_lost, N_LINES);
+    assert_non_null(strstr(text, "the end\n"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -99,6 +136,7 @@ int main(void)
         cmocka_unit_test(lines_of_json),
         cmocka_unit_test(words_in_front_are_members),
         cmocka_unit_test(long_lines_stay_whole),
+        cmocka_unit_test(nobody_is_waited_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
