@@ -134,11 +134,11 @@ def test_partition_when_the_pages_have_come(island, make, right):
     c = make(1, 1, decode_args=bound, prefill_args=[*bound, *QUICK["prefill_args"], "--give-up", "1s"])
     for w in c.prefill + c.decode:
         assert state(w)["device"] != "lo"  # the interface that the address lies on
-    ask = Ask(c, 150, max_tokens=300)
+    ask = Ask(c, 150, max_tokens=150)
     assert ask.first.wait(30)
     cut(True)
     try:
-        assert ask.text() == right(150, 300)
+        assert ask.text() == right(150, 150)
         wait_for(lambda: state(c.prefill[0])["pools"]["full"]["leased"] == 0, 10)
     finally:
         cut(False)
