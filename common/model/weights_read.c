@@ -3,6 +3,7 @@
  *
  * Files with a checksum are read from front to back, each by one thread; of others any thread takes the next
  * piece, since they may be few and large. Then the scales, which are in memory by now. The caller watches. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -69,16 +70,24 @@ static bool has_failed(struct reader *r)
     return failed;
 }
 
-/* Brings a piece of a mapping in; where the kernel can not do it at once, page by page. */
-static void fault_in(const uint8_t *data, size_t len)
+/* Brings a piece of a file's mapping in; where the kernel can not do it at once, page by page. A page that can not be
+ * had would end the process when it is touched. */
+static int fault_in(const struct read_file *f, size_t at, size_t len, struct dmk_error *reterr)
 {
+    const uint8_t *data = f->bytes.data + at;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = (uintptr_t)data / page * page;
     volatile uint8_t sink;
 
 #ifdef MADV_POPULATE_READ
     if (madvise((void *)begin, (uintptr_t)data + len - begin, MADV_POPULATE_READ) == 0) {
-        return;
+        return 0;
+    }
+    if (errno == EFAULT || errno == EHWPOISON) {
+        return dmk_error_set(reterr, -DMK_EIO,
+                             "%s: can not be read between bytes %zu and %zu (cut off meanwhile, or "
+                             "a fault of the disk)",
+                             f->path, at, at + len);
     }
 #else
     (void)begin;
@@ -87,6 +96,7 @@ static void fault_in(const uint8_t *data, size_t len)
         sink = data[i];
     }
     (void)sink;
+    return 0;
 }
 
 static int check_sum(struct reader *r, const struct read_file *f, struct dmk_error *reterr)
@@ -94,19 +104,25 @@ static int check_sum(struct reader *r, const struct read_file *f, struct dmk_err
     struct dmk_hasher *hasher = dmk_hasher_new();
     struct dmk_id128 is;
     char has[33], wants[33];
+    int status = 0;
 
     if (!hasher) {
         return dmk_error_set(reterr, -DMK_ENOMEM, "%s: no memory to read it", f->path);
     }
-    for (size_t at = 0; at < f->bytes.len; at += PIECE_BYTES) {
+    for (size_t at = 0; at < f->bytes.len && status == 0; at += PIECE_BYTES) {
         const size_t n = f->bytes.len - at < PIECE_BYTES ? f->bytes.len - at : PIECE_BYTES;
 
-        fault_in(f->bytes.data + at, n);
-        dmk_hasher_add(hasher, f->bytes.data + at, n);
-        atomic_fetch_add(&r->done_bytes, n);
+        status = fault_in(f, at, n, reterr);
+        if (status == 0) {
+            dmk_hasher_add(hasher, f->bytes.data + at, n);
+            atomic_fetch_add(&r->done_bytes, n);
+        }
     }
     is = dmk_hasher_end(hasher);
     dmk_hasher_free(hasher);
+    if (status < 0) {
+        return status;
+    }
     if (dmk_id128_equal(is, f->want->checksum)) {
         return 0;
     }
@@ -138,15 +154,15 @@ static void read_piece(struct reader *r, size_t piece)
     f = &r->files[lo];
     if (f->want) {
         status = check_sum(r, f, &error);
-        if (status < 0) {
-            fail(r, status, &error);
-        }
-        return;
+    } else {
+        at = (piece - r->first_piece[lo]) * PIECE_BYTES;
+        n = f->bytes.len - at < PIECE_BYTES ? f->bytes.len - at : PIECE_BYTES;
+        status = fault_in(f, at, n, &error);
+        atomic_fetch_add(&r->done_bytes, status == 0 ? n : 0);
     }
-    at = (piece - r->first_piece[lo]) * PIECE_BYTES;
-    n = f->bytes.len - at < PIECE_BYTES ? f->bytes.len - at : PIECE_BYTES;
-    fault_in(f->bytes.data + at, n);
-    atomic_fetch_add(&r->done_bytes, n);
+    if (status < 0) {
+        fail(r, status, &error);
+    }
 }
 
 static uint8_t largest(const uint8_t *data, uint64_t n)

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "common/model/weights.h"
+#include <unistd.h>
+#include "common/model/weights_internal.h"
 #include "tests/unit/model/maker.h"
 
 static struct dmk_weights *open_good(const char *dir, bool prefault)
@@ -282,12 +283,33 @@ static void test_wrong_tensors(void **state)
     mk_remove(dir);
 }
 
+/* A file that is cut off after it was opened is a sentence, not the end of the process. */
+static void test_cut_off_meanwhile(void **state)
+{
+    struct dmk_error err = {0};
+    struct dmk_weights *w;
+    char dir[64], path[96];
+
+    (void)state;
+    mk_folder(dir);
+    write_kind(dir, MK_HF, 1, false);
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    w = open_good(dir, false);
+    assert_int_equal(truncate(path, 4096), 0);
+    assert_int_equal(dmk_weights_prefault(w, &(struct dmk_weights_conf){.dir = dir}, &err),
+                     -DMK_EIO);
+    assert_non_null(strstr(err.text, "model.safetensors: can not be read between bytes 0 and "));
+    dmk_weights_close(&w);
+    mk_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layouts_agree),
         cmocka_unit_test(test_outer_wins),
         cmocka_unit_test(test_wrong_tensors),
+        cmocka_unit_test(test_cut_off_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
