@@ -224,7 +224,7 @@ static void cancel_at_every_turn(void **state)
         assert_true(n_cancelled >= 15 && n_between >= 3);
         for (uint64_t seed = 0; seed < 50; seed++) { /* and again in between, at other delays */
             const struct cell_answer *a = ask(bed.split, LENGTH, 1000 + seed);
-            const uint32_t at = turns / 2 + (uint32_t)(dmk_rng_u64(seed, 1, 1) % (turns / 2));
+            const uint32_t at = turns / 2 + (uint32_t)(dmk_rng_u64(seed, 1, 1) % (turns / 2 + 1));
 
             for (uint32_t t = 0; t < at && !a->over; t++) {
                 cell_turn(bed.split);
