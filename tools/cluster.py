@@ -9,6 +9,9 @@ State lies in BUILD/cluster/NAME: state.json (pids, ports) and one log per proce
 """
 
 import argparse
+import collections
+import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -31,17 +34,27 @@ class ClusterError(Exception):
     """Something did not start or stop; the text says what and where its log is."""
 
 
+_claims = collections.deque()  # the ports given last, each held by a name
+
+
 def free_port():
     """A free port below the range that outgoing connections take theirs from, so that none of those can
-    take it before the program that is started with it."""
+    take it before the program that is started with it. No other caller is given it meanwhile, in this process or
+    another one of this machine: an abstract socket has its number as name."""
     while True:
         port = random.randrange(10000, 32000)
-        with socket.socket() as s:
-            try:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0damask-port-{port}")
+            with socket.socket() as s:
                 s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        if len(_claims) > 256:  # by now its program listens, or has ended
+            _claims.popleft().close()
+        return port
 
 
 def get(url, timeout=2.0):
@@ -109,13 +122,14 @@ class Cluster:
     """Prefill and decode workers and routers; a context manager for tests."""
 
     backend = "cpu"  # of every cluster whose workers have a model; tests change it as a whole
+    folder = "cluster"  # below BUILD; test processes that run beside each other have one each
 
     def __init__(self, build, model, *, prefill=1, decode=1, routers=1, prefill_tp=1, decode_tp=1,
                  decode_dp=1, transport="tcp", model_name="gpt-oss-tiny", http_port=0, grpc_port=0,
                  name="default", threads=0, prefill_args=(), decode_args=(), router_args=(),
                  env=None, mock=False, backend=None):
         self.build = pathlib.Path(build).resolve()
-        self.dir = self.build / "cluster" / name
+        self.dir = self.build / Cluster.folder / name
         self.dir.mkdir(parents=True, exist_ok=True)
         self.model, self.model_name, self.env = pathlib.Path(model), model_name, env
         self.mock = mock  # workers without a model; model is then only a name
@@ -225,14 +239,28 @@ class Cluster:
         (self.dir / "state.json").write_text(json.dumps(state, indent=1))
 
 
+@contextlib.contextmanager
+def only_one(folder):
+    """In a folder, which is made; other processes wait here for the same one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def write_model(build, name, *argv):
     """BUILD/models/NAME by a subcommand of the tool, made once (again when its source is newer)."""
     path, source = pathlib.Path(build) / "models" / name, TINY / "model.json"
     config = path / "config.json"
-    if not config.exists() or config.stat().st_mtime < source.stat().st_mtime:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([pathlib.Path(build) / "tools" / "damask", *argv, "--out", path, "--force"],
-                       check=True, stdout=subprocess.DEVNULL)
+
+    def is_there():
+        return config.exists() and config.stat().st_mtime >= source.stat().st_mtime
+
+    if not is_there():
+        with only_one(path.parent):
+            if not is_there():
+                subprocess.run([pathlib.Path(build) / "tools" / "damask", *argv, "--out", path, "--force"],
+                               check=True, stdout=subprocess.DEVNULL)
     return path
 
 

@@ -13,10 +13,9 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
 
-from cluster import get
+from cluster import get, write_model
 
 FAMILIES = 4  # prompts are beginnings of so many texts at a time, so that prefixes are shared
 MAX_PROMPT = 6000
@@ -27,13 +26,8 @@ GRACE_S = 5  # a fault may strike what began shortly after it: connections die a
 
 def speck_model(build):
     """A checkpoint of 2 small layers, written once: real kernels and pages at little cost."""
-    path = build / "models" / "speck"
-    if not (path / "config.json").exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([build / "tools" / "damask", "tinymodel", "--out", path, "--layers", "2", "--hidden", "64",
-                        "--intermediate", "64", "--experts", "8", "--heads", "8"],
-                       check=True, stdout=subprocess.DEVNULL)
-    return path
+    return write_model(build, "speck", "tinymodel", "--layers", "2", "--hidden", "64", "--intermediate", "64",
+                       "--experts", "8", "--heads", "8")
 
 
 @dataclasses.dataclass

@@ -1,7 +1,8 @@
 """Clusters of real processes for the integration tests.
 
-DAMASK_BUILD names the build folder. A cluster's logs stay in BUILD/cluster/NAME; on a failure their ends
-are part of the report. After each test the page pools of every worker must balance.
+DAMASK_BUILD names the build folder. A cluster's logs stay in BUILD/cluster/NAME (BUILD/cluster/gwN/NAME where
+pytest -n shares the files among processes); on a failure their ends are part of the report. After each test the
+page pools of every worker must balance.
 """
 
 import json
@@ -22,6 +23,15 @@ TRANSPORTS = ["tcp", "shm"]
 BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
 
 
+# The files that take longest, in this order: with pytest -n they begin first, so that none is left alone at the end.
+LONG = ["test_equality", "test_failures", "test_crowd", "test_faults", "test_security", "test_convert", "test_router",
+        "test_traffic", "test_harmony", "test_rolling", "test_answers", "test_layouts", "test_structured", "test_agent"]
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 def pytest_addoption(parser):
     parser.addoption("--backend", default="cpu", choices=["cpu", "ref", "cuda"],
                      help="of all workers with a model; tests/gpu/test.sh names the tests that suit a GPU")
@@ -29,6 +39,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     Cluster.backend = config.getoption("--backend")
+    if hasattr(config, "workerinput"):  # one of several processes that share the tests
+        Cluster.folder = f"cluster/{config.workerinput['workerid']}"
     if Cluster.backend == "cuda":
         TRANSPORTS.append("cuda")
 

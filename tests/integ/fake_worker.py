@@ -1,6 +1,6 @@
 """Workers made of paper: they speak the real protocol and answer from a script.
 
-For tests of the router. A FakeWorker serves damask.v1.Worker on a free port of this process. What a decode
+For tests of the router. A FakeWorker serves damask.v1.Worker on a free port. What a decode
 worker "samples" comes from `script(generate, choice)`, a list of token ids; prefill workers hand over to
 decode workers through a table in this process. Each can be told to refuse, to hang, to die, to delay, to
 send events of older attempts. What came in is kept in `seen`.
@@ -19,6 +19,9 @@ import grpc
 from grpc_tools import protoc
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from cluster import free_port  # noqa: E402
+
 _generated = tempfile.TemporaryDirectory(prefix="damask-proto-")
 
 
@@ -89,7 +92,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
                                   options=[("grpc.so_reuseport", 0),
                                            ("grpc.max_receive_message_length", 64 << 20)])
         pb_grpc.add_WorkerServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
         assert self.port, f"port {port} is taken"
         self.server.start()
 
@@ -107,7 +110,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
         with self.lock:
             return [getattr(m, kind) for m in self.seen if m.WhichOneof("body") == kind]
 
-    def wait_for(self, what, limit_s=5):
+    def wait_for(self, what, limit_s=30):
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             value = what()
