@@ -5,9 +5,10 @@
 #
 # "sim_short" is a part of sim for builds with sanitizers; "threads" are the C tests in which threads meet, for a build
 # with ThreadSanitizer.
-# SKIP="NAME..." in front leaves C tests out, SLOW=N gives them N times their time.
+# SKIP="NAME..." in front leaves C tests out. SLOW=N gives them N times their time (default 3): the times written in the
+# build files suit a quiet machine, and end what hangs.
 # meson runs the C tests (each program is one test, as is each cmocka case inside its log); pytest runs the
-# Python ones. Everything is on loopback; no network is used.
+# Python ones, several files at a time. Everything is on loopback; no network is used.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1
@@ -36,60 +37,80 @@ run_script() { # name command...
 threads="mailbox loop obs http rpc worker xferloop backend_team coll_local model_engine_copies
   model_engine_cancel xfer-loopback-emulated xfer-loopback-direct xfer-ucx-tcp"
 
-tests_of() { # suite: the names of its tests without those in SKIP
+tests_of() { # suite: its tests without those in SKIP, one a line: priority, name
   meson introspect "$build" --tests | .deps/venv/bin/python -c '
 import json, sys
 suite, skip = sys.argv[1], sys.argv[2].split()
 for t in json.load(sys.stdin):
     if "damask:" + suite in t["suite"] and t["name"] not in skip:
-        print(t["name"])' "$1" "${SKIP:-}"
+        print(t["priority"], t["name"])' "$1" "${SKIP:-}"
 }
 
-run_meson() { # suite test...
-  local suite=$1 start=$SECONDS log
+run_meson() { # name test...
+  local name=$1 start=$SECONDS log
   shift
+  echo "== $name"
   log=$(mktemp)
-  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "${SLOW:-1}" "$@" 2>&1 | tee "$log"
+  meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "${SLOW:-3}" "$@" 2>&1 | tee "$log"
   local ok bad
   ok=$(awk '/^Ok: /{print $2}' "$log")
   bad=$(awk '/^(Fail|Timeout|Unexpected Pass): /{n += $NF} END {print n + 0}' "$log")
   rm -f "$log"
   if [ -z "$ok" ]; then
-    echo "suite $suite ran no test"
+    echo "$name: no test ran"
     bad=1
   fi
-  count "${ok:-0}" "$bad" "$suite" $((SECONDS - start))
+  count "${ok:-0}" "$bad" "$name" $((SECONDS - start))
 }
 
-run_pytest() { # suite path...
-  local suite=$1 start=$SECONDS log
+# Files are shared among as many processes as there are cores, four at most: most tests wait for timers of the
+# programs that they have started, and each process has clusters of its own.
+run_pytest() { # name path...
+  local name=$1 start=$SECONDS log processes
   shift
+  echo "== $name"
   log=$(mktemp)
-  .deps/venv/bin/python -m pytest -q --maxfail=10 --timeout=300 -p no:cacheprovider "$@" 2>&1 | tee "$log"
+  processes=$(($(nproc) < 4 ? $(nproc) : 4))
+  .deps/venv/bin/python -m pytest -q --maxfail=10 --timeout=300 -p no:cacheprovider \
+    -n $((processes > 1 ? processes : 0)) --dist loadfile --no-loadscope-reorder "$@" 2>&1 | tee "$log"
   local rc=${PIPESTATUS[0]} last ok bad
   last=$(grep -E '(passed|failed|error)' "$log" | tail -1)
   ok=$(grep -oE '[0-9]+ passed' <<<"$last" | cut -d' ' -f1)
   bad=$(grep -oE '[0-9]+ (failed|error)' <<<"$last" | awk '{n += $1} END {print n + 0}')
   rm -f "$log"
   [ "$rc" = 0 ] || [ "${bad:-0}" -gt 0 ] || bad=1
-  count "${ok:-0}" "${bad:-0}" "$suite" $((SECONDS - start))
+  count "${ok:-0}" "${bad:-0}" "$name" $((SECONDS - start))
 }
 
+# All C tests are one run and all Python files another one, so that no core waits for the end of each suite.
+c_suites=() c_tests='' py_suites=() py_paths=() scripts=()
 for suite in $suites; do
-  echo "== $suite"
   case $suite in
-    layers) run_script layers tools/check-layers.sh
-      run_script headers tools/check-headers.sh "$build" ;;
-    unit | check | conform | sim | sim_short) run_meson "$suite" $(tests_of "$suite") ;;
-    threads) run_meson threads $threads ;;
-    python) run_pytest python tests/python ;;
-    integ) run_meson integ $(tests_of integ)
-      run_pytest integ tests/integ ;;
-    eval) run_script eval .deps/venv/bin/python tools/eval.py --build "$build" --show ;;
-    deploy) run_pytest deploy tests/deploy ;;
+    layers | eval) scripts+=("$suite") ;;
+    unit | check | conform | sim | sim_short | integ | threads)
+      found=$(if [ "$suite" = threads ]; then printf '0 %s\n' $threads; else tests_of "$suite"; fi)
+      [ -n "$found" ] || { echo "tests: the suite '$suite' has none" >&2; exit 2; }
+      c_suites+=("$suite") c_tests+=$found$'\n' ;;
+    python | deploy) ;;
     *) echo "tests: no suite '$suite'" >&2; exit 2 ;;
   esac
+  case $suite in
+    python | deploy | integ) py_suites+=("$suite") py_paths+=("tests/$suite") ;;
+  esac
 done
+
+case " ${scripts[*]} " in *" layers "*)
+  echo "== layers"
+  run_script layers tools/check-layers.sh
+  run_script headers tools/check-headers.sh "$build" ;;
+esac
+# Given names, meson begins them in the order of the names.
+[ -z "$c_tests" ] || run_meson "C: ${c_suites[*]}" $(sort -s -k1,1nr <<<"$c_tests" | awk 'NF && !seen[$2]++ {print $2}')
+[ ${#py_paths[@]} = 0 ] || run_pytest "Python: ${py_suites[*]}" "${py_paths[@]}"
+case " ${scripts[*]} " in *" eval "*)
+  echo "== eval"
+  run_script eval .deps/venv/bin/python tools/eval.py --build "$build" --show ;;
+esac
 
 echo
 printf '%s\n' "${slowest[@]}"
