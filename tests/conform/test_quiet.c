@@ -22,7 +22,7 @@
 
 #define MS DMK_NS_PER_MS
 
-enum { PAGE = 16384, LAYERS = 4, HEADS = 2, PAGES = 64, WAIT_S = 10 };
+enum { PAGE = 16384, LAYERS = 4, HEADS = 2, PAGES = 64, WAIT_S = 30 };
 
 static const struct dmk_kv_layout layout = {.n_full_layers = LAYERS,
                                             .n_kv_heads = HEADS,

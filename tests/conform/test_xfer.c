@@ -21,7 +21,7 @@
 #include "common/xfer/loopback.h"
 #include "common/xfer/xfer.h"
 
-enum { PAGE = 16384, N_PAGES = 256, POOL = PAGE * N_PAGES, WAIT_S = 8 };
+enum { PAGE = 16384, N_PAGES = 256, POOL = PAGE * N_PAGES, WAIT_S = 30 };
 
 struct side {
     const struct dmk_xfer_ops *ops;

@@ -59,5 +59,5 @@ def test_a_missing_vocabulary_ends_the_start_at_once(tmp_path):
     run = subprocess.run([BUILD / "router" / "damask-router", "--http-port", "0", "--decode", "127.0.0.1:9",
                           "--vocab", tmp_path / "none.tiktoken"], capture_output=True, text=True, timeout=20)
     assert run.returncode != 0 and "none.tiktoken" in run.stderr
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert VOCAB.exists()  # and it is there because set-up put it there, not a program at run time

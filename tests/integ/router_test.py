@@ -75,7 +75,7 @@ class Router:
             time.sleep(0.01)
         raise AssertionError(f"no line /{pattern}/ in the router's log:\n{self.log_text()}")
 
-    def wait_ready(self, workers=None, limit_s=10):
+    def wait_ready(self, workers=None, limit_s=30):
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             status, _, body = self.get("/health")

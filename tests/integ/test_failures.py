@@ -397,7 +397,7 @@ def test_router_terminated(make, right):
     ask = Ask(c, LONG, max_tokens=200)
     wait_running(c.prefill)
     c.routers[0].signal(signal.SIGTERM)
-    wait_for(lambda: get(c.url + "/readyz")[0] == 503, 5)
+    wait_for(lambda: get(c.url + "/readyz")[0] == 503, 30)
     assert ask.text() == right(LONG, 200)
     assert c.routers[0].popen.wait(20) == 0
 
@@ -421,7 +421,7 @@ def test_stuck_engine(make, role):
     c = make(1, 1, **slow)
     worker = getattr(c, role)[0]
     ask = Ask(c, 40, max_tokens=1)
-    wait_for(lambda: get(worker.admin + "/livez")[0] == 503, 10)
-    assert "stuck" in get(worker.admin + "/readyz")[1]
+    # In one step, which takes 1.5 s: the second answer may come after its end.
+    wait_for(lambda: get(worker.admin + "/livez")[0] == 503 and "stuck" in get(worker.admin + "/readyz")[1])
     assert answered(ask)
-    wait_for(lambda: get(worker.admin + "/livez")[0] == 200, 10)  # it moves again
+    wait_for(lambda: get(worker.admin + "/livez")[0] == 200)  # it moves again

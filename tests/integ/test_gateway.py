@@ -142,12 +142,12 @@ def test_a_client_that_leaves_frees_its_pages(gateway, cluster):
         next(iter(stream))
         assert metric(cluster, "damask_router_open_requests") == 1
         stream.close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while metric(cluster, "damask_router_open_requests"):
             assert time.monotonic() < deadline, "the request goes on without its client"
             time.sleep(0.02)
         for worker in cluster.prefill + cluster.decode:
-            pools_balance(worker, limit_s=2)
+            pools_balance(worker)
     assert metric(cluster, "damask_router_client_gone_total") == before + 3
 
 

@@ -75,7 +75,7 @@ def test_a_stream_that_breaks_says_so(workers):
         assert b'"finish_reason":"stop"' not in text
         start = time.monotonic()
         assert c.sock is None or c.sock.recv(1) == b"", "the connection must be closed"
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 8  # not by its idle timeout
 
 
 def test_failures_are_no_200(paper):
@@ -393,7 +393,7 @@ def test_first_byte_before_the_end(paper):
         c.request("POST", path, json.dumps({"model": MODEL, "stream": True, "max_tokens": 150, "max_output_tokens": 150, **body}))
         answer = c.getresponse()
         start = time.monotonic()
-        first = answer.read1(65536)
+        first = answer.read1(64)
         first_s = time.monotonic() - start
         rest = answer.read()
         assert first and len(rest) > 10 * len(first) and first_s < 0.5 * (time.monotonic() - start), path

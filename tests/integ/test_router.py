@@ -512,15 +512,28 @@ def test_decode_worker_dies_before_the_first_token(workers):
         assert r.chat()[0] == 200
 
 
+def answering(r, n=1):
+    """The router has had the first tokens of n answers."""
+    return r.metric("vllm:time_to_first_token_seconds_count") >= n
+
+
 def test_decode_worker_dies_after_tokens(workers):
     d, p = workers("decode", script=says(LONG), token_delay_s=0.01), workers("prefill")
     with Router(prefill=[p], decode=[d]) as r:
         r.wait_ready({"prefill": 1, "decode": 1})
-        threading.Timer(0.5, d.kill).start()
+        c = http.client.HTTPConnection("127.0.0.1", r.port, timeout=30)
+        c.request("POST", "/v1/chat/completions", json.dumps({
+            "model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}))
+        answer = c.getresponse()
+        assert answer.status == 200
+        text = b""
+        while text.count(b"data: ") < 10:
+            text += answer.read1(4096)
+        d.kill()
         start = time.monotonic()
-        status, _, text = r.chat(stream=True)
-        assert status == 200 and time.monotonic() - start < 3
-        payloads, _ = events(text)
+        text += answer.read()
+        assert time.monotonic() - start < 15
+        payloads, _ = events(text.decode())
         assert payloads[-1]["error"]["type"] == "server_error" and payloads[-1]["error"]["code"]
         assert all(c["choices"][0]["finish_reason"] is None for c in payloads[:-1])
         assert len(d.messages("generate")) == 1, "no silent restart"
@@ -529,7 +542,7 @@ def test_decode_worker_dies_after_tokens(workers):
 def test_whole_answer_of_a_dead_worker_is_an_error(workers):
     d = workers("decode", script=says(LONG), token_delay_s=0.01)
     with Router(decode=[d]) as r:
-        threading.Timer(0.5, d.kill).start()
+        threading.Thread(target=lambda: d.wait_for(lambda: answering(r)) and d.kill()).start()
         status, headers, got = r.chat()
         assert status == 503 and "retry-after" in headers and got["error"]["code"]
 
@@ -551,10 +564,7 @@ def test_priority_orders_those_that_wait(workers):
             threads.append(threading.Thread(target=lambda n=name, p=priority: r.chat(
                 messages=[{"role": "user", "content": n}], **({} if p is None else {"priority": p}))))
             threads[-1].start()
-            end = time.monotonic() + 5
-            while r.metric("vllm:num_requests_waiting") + r.metric("vllm:num_requests_running") < len(threads):
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            d.wait_for(lambda: r.metric("vllm:num_requests_waiting") + r.metric("vllm:num_requests_running") == len(threads))
         n_before = len(d.messages("generate"))
         gate.set()
         for t in threads:
@@ -583,7 +593,7 @@ def test_full_worker_makes_requests_wait(workers):
         d.on_generate = lambda w, s, g: s.send(failed=pb.Failed(id=g.id, code=pb.FAILURE_FULL, retry_after_ms=50)) or True
         start = time.monotonic()
         status, headers, got = r.chat()
-        assert status == 503 and "retry-after" in headers and 2.5 < time.monotonic() - start < 6
+        assert status == 503 and "retry-after" in headers and 2.5 < time.monotonic() - start < 15
         assert got["error"]["code"] == "no_capacity"
 
 
@@ -605,7 +615,7 @@ def test_hung_workers_have_a_budget(workers):
             hung.append(w)
             return True
         return False
-    with Router(prefill=p, decode=d, args=["--reserve-timeout", "300ms", "--prefill-timeout", "400ms"]) as r:
+    with Router(prefill=p, decode=d, args=["--reserve-timeout", "1500ms", "--prefill-timeout", "1500ms"]) as r:
         r.wait_ready({"prefill": 2, "decode": 2})
         for w in d:
             w.on_generate = hang_once
@@ -708,21 +718,28 @@ def test_words_between_workers_are_relayed(pair):
     assert len(p.messages("quiet_ask")) == 1 and len(d.messages("closed")) == 1
 
 
+def settle(r, decode):
+    """Until the router has taken all that these have sent: behind it comes an event of no request, which it counts."""
+    before = r.metric("damask_router_stale_events_total")
+    for d in decode:
+        d.sessions[0].send(failed=pb.Failed(id=pb.RequestId(hi=1, lo=1, attempt=1), code=pb.FAILURE_INTERNAL))
+    decode[0].wait_for(lambda: r.metric("damask_router_stale_events_total") == before + len(decode))
+
+
 def test_load_and_prefix_decide(workers):
     d = [workers("decode", script=says(HELLO)) for _ in range(2)]
     with Router(decode=d) as r:
         r.wait_ready({"prefill": 0, "decode": 2})
         d[0].sessions[0].send(load=pb.Load(full_pages_free=500, full_pages_total=1000))
         d[1].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_total=1000))
-        r.wait_ready()
-        time.sleep(0.1)
+        settle(r, d)
         for _ in range(3):
             r.chat()
         assert len(d[1].messages("generate")) == 3
         # 64 tokens held weigh more than nothing at equal load.
         d[0].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_total=1000))
         d[0].sessions[0].send(blocks=pb.Blocks(snapshot=True, added=[first_block(d[1].messages("generate")[0].prompt)]))
-        time.sleep(0.1)
+        settle(r, d)
         for _ in range(3):
             r.chat()
         assert len(d[0].messages("generate")) == 3
@@ -736,13 +753,13 @@ def test_a_request_needs_the_pages_of_one_group(workers):
         # The first has more room and less load in all, but no group of it has room for the prompt.
         d[0].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_most_free=1, full_pages_total=1000))
         d[1].sessions[0].send(load=pb.Load(full_pages_free=500, full_pages_most_free=300, full_pages_total=1000))
-        time.sleep(0.1)
+        settle(r, d)
         for _ in range(3):
             r.chat()
         assert len(d[1].messages("generate")) == 3
         assert len(d[1].messages("generate")[0].prompt) > 64
         d[0].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_most_free=500, full_pages_total=1000))
-        time.sleep(0.1)
+        settle(r, d)
         for _ in range(3):
             r.chat()
         assert len(d[0].messages("generate")) == 3
@@ -810,18 +827,24 @@ def test_no_worker_is_told_as_that(workers):
         assert got["error"]["message"] == "no decode worker is up"
 
 
+def asked(r):
+    """How many have come: those that run, wait or were refused."""
+    return (r.metric("vllm:num_requests_running") + r.metric("vllm:num_requests_waiting") +
+            r.metric('damask_router_rejected_total{cause="queue_full"'))
+
+
 def test_too_many_wait(workers):
     d = workers("decode", script=says(LONG), token_delay_s=0.01)
     d.on_generate = lambda *_: True
     with Router(decode=[d], args=["--max-tokens-in-flight", "100", "--max-waiting", "2",
-                                  "--queue-timeout", "1s", "--reserve-timeout", "2s"]) as r:
+                                  "--queue-timeout", "2s", "--reserve-timeout", "3s"]) as r:
         codes = []
         def one():
             codes.append(r.chat()[0])
         threads = [threading.Thread(target=one) for _ in range(6)]
-        for t in threads:
+        for i, t in enumerate(threads, 1):
             t.start()
-            time.sleep(0.05)
+            d.wait_for(lambda: asked(r) == i)
         for t in threads:
             t.join()
         assert codes.count(429) == 3, codes
@@ -843,13 +866,17 @@ def test_a_crowd_beyond_the_queue_is_refused_at_once(workers):
         refused = lambda: int(r.metric('damask_router_rejected_total{cause="queue_full"'))
         d.wait_for(lambda: r.metric("vllm:num_requests_waiting") == 32 and len(held) + 32 + refused() == 60)
         n_refused = refused()
-        times = []
+        times, probes = [], []
         for _ in range(140):
+            begin = time.monotonic()
+            assert r.get("/livez")[0] == 200
+            probes.append(time.monotonic() - begin)
             begin = time.monotonic()
             status, headers, got = r.chat()
             times.append(time.monotonic() - begin)
             assert status == 429 and int(headers["retry-after"]) >= 1 and got["error"]["code"]
-        assert sorted(times)[133] < 0.1, sorted(times)[-8:]
+        # At once: as fast as this machine answers anything.
+        assert sorted(times)[133] < 0.1 + 5 * sorted(probes)[133], (sorted(times)[-8:], sorted(probes)[-8:])
         with pytest.raises(grpc.RpcError) as e:
             list(grpc_stub(r).Chat(grpc_chat()))
         assert e.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -876,7 +903,7 @@ def test_sigterm_lets_streams_finish(workers):
         assert headers["connection"] == "close", "a kept connection would bring the next try here again"
         t.join()
         assert gather(events(got[0])[0])[0]["finish"] == "stop"
-        assert r.popen.wait(5) == 0
+        assert r.popen.wait(30) == 0
 
 
 def test_sigterm_over_the_limit_ends_with_an_error(workers):
@@ -885,12 +912,11 @@ def test_sigterm_over_the_limit_ends_with_an_error(workers):
         got = []
         t = threading.Thread(target=lambda: got.append(r.chat(stream=True)[2]))
         t.start()
-        d.wait_for(lambda: d.messages("generate"))
-        time.sleep(0.2)
+        d.wait_for(lambda: answering(r))
         r.popen.terminate()
         t.join()
         assert events(got[0])[0][-1]["error"]["code"] == "draining"
-        assert r.popen.wait(5) == 0
+        assert r.popen.wait(30) == 0
 
 
 # ---------------------------------------------------------------- gRPC

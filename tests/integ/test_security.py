@@ -24,6 +24,7 @@ import pytest
 import tiktoken
 
 import fake_worker
+from cluster import free_port
 from fake_worker import RETURN, FakeWorker, pb
 from router_test import BUILD, MODEL, ROOT, VOCAB, Router, events
 from test_router import HELLO, LONG, grpc_chat, grpc_modules, ids, says
@@ -266,12 +267,6 @@ def mock_worker(role, port, *args):
     finally:
         popen.terminate()
         popen.wait(20)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_router_and_workers_check_each_other(certs):
@@ -578,6 +573,12 @@ def rss_high(r):
     return int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{r.popen.pid}/status").read_text()).group(1)) << 10
 
 
+def cpu_s(r):
+    """What the router has computed; unlike the clock it does not see what else the machine does."""
+    fields = pathlib.Path(f"/proc/{r.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def anyof(levels, width):
     """A schema that grows as width ** levels when somebody multiplies it out; written once a level."""
     schema = '{"type":"string"}'
@@ -587,7 +588,7 @@ def anyof(levels, width):
 
 
 def test_lists_and_counts_are_bounded(workers):
-    """Each is refused within a second and with little memory, whatever it asks for."""
+    """Each is refused with a second of work and little memory, whatever it asks for."""
     d = workers("decode", script=says(HELLO))
     text = json.dumps(chat_body())[:-1]
     turn = '{"role":"user","content":"Hi"}'
@@ -607,16 +608,16 @@ def test_lists_and_counts_are_bounded(workers):
     with Router(decode=[d]) as r:
         assert r.chat()[0] == 200
         for name, (body, status) in bad.items():
-            before, start = rss_high(r), time.monotonic()
+            before, start, worked = rss_high(r), time.monotonic(), cpu_s(r)
             if name == "body":  # refused by its header: nothing of it need be sent
                 with raw(r) as s:
                     s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
                     got = int(read_all(s).split(b" ", 2)[1])
             else:
                 got, _, answer = post(r, body)
-            took = time.monotonic() - start
+            took, worked = time.monotonic() - start, cpu_s(r) - worked
             assert got == status, (name, got)
-            assert took < 1.5, (name, took)
+            assert worked < 1.5 and took < 10, (name, worked, took)
             assert rss_high(r) - before < 64 << 20, (name, rss_high(r) - before)
         assert len(d.messages("generate")) == 1
 
@@ -640,14 +641,14 @@ def test_drops_of_a_request_end_with_408(workers, first):
             s.sendall(first)
             start = time.monotonic()
             with contextlib.suppress(OSError):
-                while time.monotonic() - start < 3:
+                while time.monotonic() - start < 20:
                     s.sendall(b"x")
                     time.sleep(0.05)
                     s.settimeout(0.001)
                     with contextlib.suppress(TimeoutError):
                         got = s.recv(4096)
                         break
-            assert got.startswith(b"HTTP/1.1 408") and time.monotonic() - start < 1.5
+            assert got.startswith(b"HTTP/1.1 408") and time.monotonic() - start < 10
         assert r.chat()[0] == 200
 
 
@@ -658,7 +659,7 @@ def test_slow_handshakes_are_cut_off(workers, certs):
             with raw(r) as s:
                 s.sendall(first)
                 start = time.monotonic()
-                assert until_closed(s, 3) == b"" and time.monotonic() - start < 1.5
+                assert until_closed(s, 20) == b"" and time.monotonic() - start < 10
         assert r.chat()[0] == 200
 
 
@@ -668,7 +669,7 @@ def test_silent_grpc_clients_are_cut_off(workers):
     gate = threading.Event()
 
     def silent():
-        gate.wait(20)
+        gate.wait(60)
         yield b""
 
     with Router(decode=[d], args=["--read-timeout", "600ms"]) as r:
@@ -676,14 +677,14 @@ def test_silent_grpc_clients_are_cut_off(workers):
             for path in ("/damask.v1.Frontend/Chat", "/vllm.grpc.engine.VllmEngine/GetModelInfo"):
                 start = time.monotonic()
                 assert code_of(lambda: list(channel.stream_stream(path)(silent()))) == grpc.StatusCode.DEADLINE_EXCEEDED
-                assert time.monotonic() - start < 3
+                assert time.monotonic() - start < 15
             gate.set()
             assert list(stubs.FrontendStub(channel).Chat(grpc_chat()))
         with socket.socket(socket.AF_UNIX) as s:  # a connection that says nothing at all
             s.connect(r.grpc_path)
             start = time.monotonic()
-            until_closed(s, 5)
-            assert time.monotonic() - start < 3
+            until_closed(s, 20)
+            assert time.monotonic() - start < 15
 
 
 def test_readers_that_do_not_read_are_cut_off(certs):
@@ -703,7 +704,7 @@ def test_readers_that_do_not_read_are_cut_off(certs):
                     s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                     held.append(s)
                 start = time.monotonic()
-                assert r.chat(max_tokens=20)[0] == 200 and time.monotonic() - start < 3
+                assert r.chat(max_tokens=20)[0] == 200 and time.monotonic() - start < 20
                 deadline = time.monotonic() + 30
                 while r.metric("damask_router_client_gone_total") < 20:
                     assert time.monotonic() < deadline, r.metric("damask_router_client_gone_total")
@@ -725,17 +726,17 @@ def test_protocols_at_the_wrong_port(workers):
                             (b"\x16\x03\x01\x02\x00\x01\x00", "it speaks TLS"), (noise, None)):
             with raw(r) as s:
                 s.sendall(first)
-                got = until_closed(s, 2)
+                got = until_closed(s, 20)
                 assert got == b"" or got.startswith(b"HTTP/1.1 400")
             if line:
-                r.wait_log(line, 2)
+                r.wait_log(line)
                 assert r.log_text().count(line) == 1
             time.sleep(1.01 if line else 0)  # one line a second is told
         for first in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", noise):
             with socket.socket(socket.AF_UNIX) as s:
                 s.connect(r.grpc_path)
                 s.sendall(first)
-                until_closed(s, 3)
+                until_closed(s, 20)
         assert r.chat()[0] == 200
         _, stubs = grpc_modules()
         with grpc_channel(r) as channel:
@@ -767,7 +768,8 @@ def test_model_names_reach_no_file(workers, tmp_path):
         strace = shutil.which("strace")
         tracer = subprocess.Popen([strace, "-f", "-p", str(r.popen.pid), "-o", str(trace), "-e",
                                    "trace=open,openat,connect,stat,newfstatat,execve"], stderr=subprocess.DEVNULL) if strace else None
-        time.sleep(0.5 if tracer else 0)
+        if tracer:
+            d.wait_for(lambda: "TracerPid:\t0\n" not in pathlib.Path(f"/proc/{r.popen.pid}/status").read_text())
         for name in names:
             status, _, body = post(r, chat_body(model=name))
             assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found"), name
@@ -917,7 +919,7 @@ def test_health_of_the_front_end(workers):
             assert code_of(lambda: check("nobody")) == grpc.StatusCode.NOT_FOUND
             watches = [stub.Watch(health.HealthCheckRequest(service=n)) for n in names]
             assert [next(w).status for w in watches] == [2, 2, 2]
-            d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 60 + "<|return|>"), token_delay_s=0.02, port=port)
+            d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 200 + "<|return|>"), token_delay_s=0.02, port=port)
             assert [next(w).status for w in watches] == [1, 1, 1] and [check(n) for n in names] == [1, 1, 1]
             _, stubs = grpc_modules()
             running = stubs.FrontendStub(channel).Chat(grpc_chat())

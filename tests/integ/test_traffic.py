@@ -57,14 +57,12 @@ def test_a_client_that_leaves_stops_its_answer(make, way):
     elif way != "close":
         s.shutdown(socket.SHUT_WR)
     s.close()
-    begin = time.monotonic()
-    wait_for(lambda: state(c.decode[0])["requests"] == 0, 5)
-    assert time.monotonic() - begin < 1
+    wait_for(lambda: state(c.decode[0])["requests"] == 0, 10)  # the whole answer takes 20 s
     assert metric(c.url, "damask_router_client_gone_total") == gone + 1
     steps = state(c.decode[0])["steps"]
     time.sleep(0.3)
     assert state(c.decode[0])["steps"] <= steps + 1  # nobody is left to decode for
-    assert (pages(c.decode[0]), pages(c.prefill[0])) == before
+    wait_for(lambda: (pages(c.decode[0]), pages(c.prefill[0])) == before)
 
 
 def test_two_requests_with_one_id_have_their_own_answers(make, right):
@@ -92,7 +90,7 @@ def test_a_request_that_can_never_fit_blocks_nobody(make, right):
     c = make(1, 1, prefill_args=[*QUICK["prefill_args"], *small], decode_args=small)
     begin = time.monotonic()
     status, _ = post(c, prompt=prompt(1500), max_tokens=10)
-    assert status in (400, 503) and time.monotonic() - begin < 2
+    assert status in (400, 503) and time.monotonic() - begin < 10
     asks = [Ask(c, 20, max_tokens=8, seed=s) for s in range(1, 11)]
     for s, ask in enumerate(asks, 1):
         assert ask.text() == right(20, 8, s)
@@ -195,7 +193,7 @@ class Load(threading.Thread):
 
 def test_a_terminated_decode_worker_fails_no_request(make, right):
     c = make(2, 2, **QUICK)
-    streams = [Ask(c, 20, max_tokens=300, seed=s) for s in range(20)]
+    streams = [Ask(c, 20, max_tokens=600, seed=s) for s in range(20)]
     for s in streams:
         assert s.first.wait(30)
     victim = c.decode[0]
@@ -204,9 +202,10 @@ def test_a_terminated_decode_worker_fails_no_request(make, right):
     time.sleep(0.3)
     victim.signal(signal.SIGTERM)
     time.sleep(1.2)
+    wait_for(lambda: len(load.asks) >= 45)
     asks = load.end()
     for s, ask in enumerate(streams):
-        assert ask.text() == right(20, 300, s)
+        assert ask.text() == right(20, 600, s)
     assert len(asks) >= 45
     for i, ask in enumerate(asks):
         assert ask.text() == right(20, 10, 1000 + i)
@@ -235,13 +234,13 @@ def test_a_killed_decode_worker_fails_what_it_held_alone(make, right):
     time.sleep(1)
     victim = c.decode[0]
     wait_for(lambda: state(victim).get("requests", 0) > 0)
-    held = state(victim)["requests"]
-    killed = time.monotonic()
+    seen, held = time.monotonic(), state(victim)["requests"]
     kill(victim)
+    killed = time.monotonic()
     time.sleep(1.5)
     asks = load.end()
     failed = [a for a in asks if a.failed()]
-    assert len(failed) <= held + 2  # and what was on its way
+    assert len(failed) <= held + 2 + sum(seen < a.begun < killed for a in asks)  # and what was on its way
     assert all(a.begun < killed + 0.05 for a in failed)
     for i, ask in enumerate(asks):
         if ask not in failed:
@@ -276,18 +275,20 @@ def test_a_transport_whose_device_is_missing_is_an_error_at_the_start(build):
 
 def test_not_ready_before_the_engine_has_computed(make):
     """The first steps take a second each: alive at once, ready when they are through."""
-    c = make(1, 1, start=False, prefill_args=["--step-us", "1000000"], decode_args=["--step-us", "500000"])
+    c = make(1, 1, start=False, prefill_args=["--step-us", "1000000"], decode_args=["--step-us", "1000000"])
     for w in c.prefill + c.decode:
         w.start()
-    seen = {w.name: set() for w in c.prefill + c.decode}
-    begin = time.monotonic()
-    while time.monotonic() - begin < 0.8:
+    seen = {w.name: [] for w in c.prefill + c.decode}
+
+    def all_ready():
         for w in c.prefill + c.decode:
             status = get(w.admin + "/livez")[0], get(w.admin + "/readyz")[0]
-            if status[0]:
-                seen[w.name].add(status)
-        time.sleep(0.02)
-    assert all(s == {(200, 503)} for s in seen.values()), seen
+            if status[0] and status not in seen[w.name]:
+                seen[w.name].append(status)
+        return all((200, 200) in s for s in seen.values())
+
+    wait_for(all_ready)
+    assert all(s == [(200, 503), (200, 200)] for s in seen.values()), seen
     for w in c.prefill + c.decode:
         w.wait_ready(time.monotonic() + 10)
         assert w.stop() == 0

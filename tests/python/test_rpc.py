@@ -189,7 +189,7 @@ def test_status_deadline_cancel_unimplemented(server):
     begin = time.monotonic()
     code, _ = code_of(server.bidi("/test.Test/Hold")(iter([]), timeout=0.3))
     assert code == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0.25 < time.monotonic() - begin < 3
+    assert 0.25 < time.monotonic() - begin < 10
     call = server.bidi("/test.Test/Hold")(iter(Feed()), timeout=20)
     time.sleep(0.1)
     call.cancel()
@@ -219,7 +219,7 @@ def test_killed_server_is_noticed(server):
     begin = time.monotonic()
     server.popen.kill()
     assert code_of(call)[0] == grpc.StatusCode.UNAVAILABLE
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     server.popen.wait()
 
 

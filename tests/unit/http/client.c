@@ -14,7 +14,7 @@ static size_t answer_len;
 int dial(uint16_t port)
 {
     struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(port)};
-    struct timeval limit = {.tv_sec = 5};
+    struct timeval limit = {.tv_sec = 30};
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -31,6 +31,8 @@ static struct dmk_http_req *flood_req;
 static pthread_t thread;
 static uint16_t port;
 static atomic_int n_gone, n_requests, flood_error, n_connections;
+/* Short only where they are tested: nothing else fails when the machine stands still for a second. */
+static uint32_t idle_timeout_ms = 30000, request_timeout_ms = 30000;
 static sem_t done;
 
 static void on_gone(void *ud)
@@ -154,7 +156,7 @@ static void count_connections(void)
 
 static void wait_for(atomic_int *value, int want)
 {
-    for (int i = 0; i < 300 && atomic_load(value) != want; i++) {
+    for (int i = 0; i < 3000 && atomic_load(value) != want; i++) {
         usleep(10000);
     }
     assert_int_equal(atomic_load(value), want);
@@ -162,7 +164,7 @@ static void wait_for(atomic_int *value, int want)
 
 static void wait_for_connections(int want)
 {
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 3000; i++) {
         on_loop(count_connections);
         if (atomic_load(&n_connections) == want) {
             return;
@@ -181,8 +183,8 @@ static void start(uint32_t max_connections)
         .max_header_bytes = MAX_HEADER,
         .max_body_bytes = MAX_BODY,
         .max_write_bytes = MAX_WRITE,
-        .idle_timeout_ms = 700,
-        .request_timeout_ms = 300,
+        .idle_timeout_ms = idle_timeout_ms,
+        .request_timeout_ms = request_timeout_ms,
         .on_request = on_request,
     };
 
@@ -211,6 +213,16 @@ static int set_up(void **state)
 {
     (void)state;
     start(32);
+    return 0;
+}
+
+static int set_up_impatient(void **state)
+{
+    (void)state;
+    idle_timeout_ms = 700;
+    request_timeout_ms = 300;
+    start(32);
+    idle_timeout_ms = request_timeout_ms = 30000;
     return 0;
 }
 
@@ -548,13 +560,13 @@ static void slow_and_idle_clients_end(void **state)
     fd = dial(port);
     begin = dmk_clock_ns();
     put_text(fd, "GET /");
-    for (int i = 0; i < 100 && n <= 0; i++) {
+    for (int i = 0; i < 1000 && n <= 0; i++) {
         put_text(fd, "x");
         usleep(20000);
         n = recv(fd, answer, sizeof(answer) - 1, MSG_DONTWAIT);
     }
     assert_true(n > 0);
-    assert_true(dmk_clock_ns() - begin < 1500 * DMK_NS_PER_MS);
+    assert_true(dmk_clock_ns() - begin < 15 * DMK_NS_PER_S);
     assert_int_equal(strncmp(answer, "HTTP/1.1 408", 12), 0);
     close(fd);
 
@@ -750,7 +762,8 @@ static void survives_noise(void **state)
     wait_for_connections(0);
 }
 
-#define ON_SERVER(fn) cmocka_unit_test_setup_teardown(fn, set_up, tear_down)
+#define ON_SERVER(fn)           cmocka_unit_test_setup_teardown(fn, set_up, tear_down)
+#define ON_IMPATIENT_SERVER(fn) cmocka_unit_test_setup_teardown(fn, set_up_impatient, tear_down)
 
 int main(void)
 {
@@ -763,8 +776,8 @@ int main(void)
         ON_SERVER(bounds_header_and_body),
         ON_SERVER(continues_on_request),
         ON_SERVER(refuses_packed_bodies),
-        ON_SERVER(slow_and_idle_clients_end),
-        ON_SERVER(client_gone_is_told),
+        ON_IMPATIENT_SERVER(slow_and_idle_clients_end),
+        ON_IMPATIENT_SERVER(client_gone_is_told),
         ON_SERVER(slow_reader_is_bounded),
         cmocka_unit_test(connections_are_bounded),
         ON_SERVER(drain_lets_requests_finish),

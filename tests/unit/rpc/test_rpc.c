@@ -112,7 +112,7 @@ static void run_until_within(bool (*fn)(void), unsigned ms)
 
 #define run_until(fn)                                                                              \
     do {                                                                                           \
-        run_until_within(fn, 10000);                                                               \
+        run_until_within(fn, 30000);                                                               \
         assert_true(fn());                                                                         \
     } while (0)
 

@@ -33,17 +33,25 @@ static void *run_worker(void *arg)
     return NULL;
 }
 
+/* Below the range of outgoing connections, one of which could take it before the worker listens. */
 static uint16_t free_port(void)
 {
-    struct sockaddr_in addr = {.sin_family = AF_INET};
-    socklen_t len = sizeof(addr);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    static unsigned next;
 
-    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&addr, &len), 0);
-    close(fd);
-    return ntohs(addr.sin_port);
+    for (int i = 0; i < 1000; i++) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        const uint16_t port = (uint16_t)(10000 + ((unsigned)getpid() * 101 + next++) % 20000);
+        struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(port)};
+
+        addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        const int ret = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
+        close(fd);
+        if (ret == 0) {
+            return port;
+        }
+    }
+    fail_msg("no free port");
+    return 0;
 }
 
 static void prepare(void)
@@ -67,8 +75,8 @@ static void prepare(void)
         .window_pages = 10,
         .xfer_transport = DMK_WORKER_NONE,
         .xfer_bind = strdup(""),
-        .drain_limit_ms = 5000,
-        .stuck_after_ms = 250,
+        .drain_limit_ms = 60000,
+        .stuck_after_ms = 60000,
         .load_every_ms = 50,
         .keepalive_ms = 10000,
         .keepalive_timeout_ms = 5000,
@@ -86,7 +94,7 @@ static const char *get(const char *path)
 
 static void wait_status(const char *path, const char *status)
 {
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 3000; i++) {
         talk(admin_port, get(path));
         if (strncmp(answer + 9, status, 3) == 0) {
             return;
@@ -104,7 +112,7 @@ static void start_worker(void)
 /* Waits until the admin port answers at all. */
 static void wait_admin(void)
 {
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 3000; i++) {
         struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(admin_port)};
         const int fd = socket(AF_INET, SOCK_STREAM, 0);
 
@@ -222,7 +230,7 @@ static void run_until_within(bool (*fn)(void), unsigned ms)
 
 #define run_until(fn)                                                                              \
     do {                                                                                           \
-        run_until_within(fn, 5000);                                                                \
+        run_until_within(fn, 30000);                                                               \
         assert_true(fn());                                                                         \
     } while (0)
 
@@ -340,14 +348,28 @@ static void close_client(void)
     forget(&b);
 }
 
-static int set_up(void **state)
+static void serve(void)
 {
-    (void)state;
-    prepare();
     start_worker();
     wait_admin();
     wait_status("/readyz", "200");
     open_client();
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    prepare();
+    serve();
+    return 0;
+}
+
+static int set_up_impatient(void **state)
+{
+    (void)state;
+    prepare();
+    conf.stuck_after_ms = 1500;
+    serve();
     return 0;
 }
 
@@ -696,6 +718,7 @@ static void probes_answer_while_loading(void **state)
 {
     (void)state;
     prepare();
+    conf.stuck_after_ms = 250;
     atomic_store(&role.hold_open, true);
     start_worker();
     wait_admin();
@@ -762,7 +785,7 @@ static void drain_finishes_what_runs(void **state)
     want_events = 4;
     run_until(a_has);
     IS(3, DRAIN);
-    assert_int_equal(a.events[3]->drain->limit_ms, 5000);
+    assert_int_equal(a.events[3]->drain->limit_ms, 60000);
     expect_status(admin_port, get("/readyz"), "503");
     assert_has("draining");
     expect_status(admin_port, get("/livez"), "200");
@@ -802,7 +825,7 @@ static void drain_has_a_limit_and_a_second_signal_ends(void **state)
     kill(getpid(), SIGTERM);
     assert_int_equal(join_worker(), 0);
     assert_true(dmk_clock_ns() - begin >= 300 * DMK_NS_PER_MS);
-    assert_true(dmk_clock_ns() - begin < 2 * DMK_NS_PER_S);
+    assert_true(dmk_clock_ns() - begin < 30 * DMK_NS_PER_S);
 
     prepare();
     role.never_idle = true;
@@ -814,7 +837,7 @@ static void drain_has_a_limit_and_a_second_signal_ends(void **state)
     usleep(100000);
     kill(getpid(), SIGTERM);
     assert_int_equal(join_worker(), 0);
-    assert_true(dmk_clock_ns() - begin < 2 * DMK_NS_PER_S); /* the limit is 5 s */
+    assert_true(dmk_clock_ns() - begin < 30 * DMK_NS_PER_S); /* the limit is 60 s */
 }
 
 #define ON_WORKER(fn) cmocka_unit_test_setup_teardown(fn, set_up, tear_down)
@@ -831,7 +854,7 @@ int main(void)
         ON_WORKER(a_broken_stream_is_told),
         ON_WORKER(prefixes_are_listed_in_parts_and_changes_follow),
         ON_WORKER(admin_port_answers),
-        ON_WORKER(a_stuck_step_fails_health),
+        cmocka_unit_test_setup_teardown(a_stuck_step_fails_health, set_up_impatient, tear_down),
         cmocka_unit_test(probes_answer_while_loading),
         cmocka_unit_test(a_missing_model_ends_the_start),
         cmocka_unit_test(an_engine_that_can_not_compute_ends_the_start),
