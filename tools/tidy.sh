@@ -52,7 +52,7 @@ if [ "$fast" != --fast ] && [ -f "$build/compile_commands.json" ]; then
   sources=$(files 'common/*.c' 'router/*.c' 'prefill/*.c' 'decode/*.c' 'tools/*.c' |
     grep -Ev '_tables\.c$|_stub\.c$')
   present=$(for f in $sources; do grep -q "$f\"" "$build/compile_commands.json" && echo "$f"; done)
-  out=$(printf '%s\n' $present | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p "$build" 2>/dev/null | grep -E '(warning|error):' | sort -u)
+  out=$(printf '%s\n' $present | xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p "$build" 2>/dev/null | grep -E '(warning|error):' | sort -u)
   [ -z "$out" ] || { printf '%s\n' "$out" | head -40; fail "clang-tidy has $(wc -l <<<"$out") complaints"; }
 fi
 
