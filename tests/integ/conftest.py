@@ -24,8 +24,9 @@ BUILD = pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build"))
 
 
 # The files that take longest, in this order: with pytest -n they begin first, so that none is left alone at the end.
-LONG = ["test_equality", "test_failures", "test_crowd", "test_faults", "test_security", "test_convert", "test_router",
-        "test_traffic", "test_harmony", "test_rolling", "test_answers", "test_layouts", "test_structured", "test_agent"]
+LONG = ["test_equality", "test_failures", "test_crowd", "test_faults", "test_security", "test_convert", "test_tokenizer",
+        "test_router", "test_traffic", "test_harmony", "test_handover_states", "test_rolling", "test_answers",
+        "test_layouts", "test_structured", "test_agent"]
 
 
 def pytest_collection_modifyitems(items):

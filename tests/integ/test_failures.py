@@ -192,8 +192,9 @@ def ip(*args):
 @pytest.fixture
 def island():
     """An address for pages alone, and a switch: when on, every packet to it vanishes."""
-    address, link = "10.254.77.1", "damask-cut"
-    if not ip("link", "add", link, "type", "veth", "peer", "name", link + "-b"):
+    pid = os.getpid()  # test processes beside each other have one each
+    address, link = f"10.254.{pid // 250 % 250}.{pid % 250 + 1}", f"damask{pid}"
+    if not ip("link", "add", link, "type", "veth", "peer", "name", link + "b"):
         pytest.skip("no right to add a network interface: a partition can not be made here")
 
     def cut(on):
@@ -202,7 +203,7 @@ def island():
 
     try:
         for args in (["address", "add", address + "/32", "dev", link], ["link", "set", link, "up"],
-                     ["link", "set", link + "-b", "up"]):
+                     ["link", "set", link + "b", "up"]):
             assert ip(*args), args
         yield address, cut
     finally:
