@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 import fake_worker
+from cluster import free_port
 from fake_worker import CALL, RETURN, FakeWorker, key_of, pb
 from router_test import HELLO, LONG, MODEL, ROOT, TOOLS, TWO_CALLS, Router, events, gather, harmony, ids, says
 
@@ -991,10 +992,8 @@ def test_grpc_errors_and_models(pair):
 
 def test_grpc_calls_move_on_when_a_router_drains(workers):
     """One address, one channel: the running call ends at the old router, the next goes to its successor."""
-    d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 80 + "<|return|>"), token_delay_s=0.02)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{s.getsockname()[1]}"
+    d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 80 + "<|return|>"), token_delay_s=0.3)
+    address = f"127.0.0.1:{free_port()}"
     _, stubs = grpc_modules()
     with Router(decode=[d], grpc=False, args=["--grpc-listen", address]) as old, grpc.insecure_channel(address) as channel:
         stub = stubs.FrontendStub(channel)
@@ -1006,8 +1005,9 @@ def test_grpc_calls_move_on_when_a_router_drains(workers):
             assert list(stub.Chat(grpc_chat(max_tokens=2)))[-1].HasField("ended")
             assert new.metric('damask_router_requests_total{api="grpc",status="2xx"}') == 1
             assert old.popen.poll() is None, "it ended before the call that it had"
+            d.token_delay_s = 0
             assert list(running)[-1].HasField("ended")
-            assert old.popen.wait(5) == 0
+            assert old.popen.wait(30) == 0
 
 
 def test_grpc_cancel(workers):
