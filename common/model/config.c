@@ -401,8 +401,10 @@ static int read_all(const struct source *src, const char *dir, const char *outer
     if (r < 0) {
         return r;
     }
-    if (r == 0 && c->shape.eos_ids[0] >= c->shape.vocab) {
-        c->shape.n_eos = 0; /* another vocabulary: the usual ids mean nothing in it */
+    for (uint32_t i = 0; r == 0 && i < c->shape.n_eos; i++) {
+        if (c->shape.eos_ids[i] >= c->shape.vocab) {
+            c->shape.n_eos = 0; /* another vocabulary: the usual ids mean nothing in it */
+        }
     }
     r = dmk_shape_check(&c->shape, src->reterr);
     if (r < 0) {

@@ -170,6 +170,13 @@ static void test_variants(void **state)
     assert_int_equal(a.shape.eos_ids[2], 7);
     mk_text(dir, "generation_config.json", "{\"do_sample\":true}");
     assert_int_equal(load(dir).shape.eos_ids[0], 4);
+    /* No ids are named: the usual ones where the vocabulary has all of them, else none. */
+    write_edited(dir, mk_config(MK_ORIGINAL), "\"vocab_size\":16,", "\"vocab_size\":200005,");
+    assert_int_equal(load(dir).shape.n_eos, 0);
+    write_edited(dir, mk_config(MK_ORIGINAL), "\"vocab_size\":16,", "\"vocab_size\":201088,");
+    a = load(dir);
+    assert_int_equal(a.shape.n_eos, 3);
+    assert_int_equal(a.shape.eos_ids[2], 200012);
     mk_remove(dir);
 }
 
