@@ -1,5 +1,6 @@
 /* Logging; see log.h. The first three variables are written once before threads start and only read after. */
 #include "common/base/log.h"
+#include "common/base/spell.h"
 #include "common/base/status.h"
 #include <poll.h>
 #include <stdarg.h>
@@ -41,26 +42,6 @@ bool dmk_log_enabled(enum dmk_log_level level)
     return level <= max_level;
 }
 
-/* Bytes of the well-formed character at p, or 0. Cut-off lines and texts of others may hold anything. */
-static size_t character_len(const unsigned char *p)
-{
-    size_t n = p[0] < 0x80   ? 1
-               : p[0] < 0xc2 ? 0
-               : p[0] < 0xe0 ? 2
-               : p[0] < 0xf0 ? 3
-               : p[0] < 0xf5 ? 4
-                             : 0;
-    const bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
-    const bool too_high = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
-
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    return overlong || too_high ? 0 : n;
-}
-
 /* What is written. The longest: each byte six, as a JSON escape, and once more in a member. */
 struct line {
     char data[LINE_BYTES * 13];
@@ -90,19 +71,20 @@ static void put_plain(struct line *line, const char *text)
     }
 }
 
+/* Cut-off lines and texts of others may hold anything. */
 static void put_json(struct line *line, const char *text, size_t len)
 {
     put_text(line, "\"");
     for (size_t i = 0; i < len;) {
-        const unsigned char *c = (const unsigned char *)text + i;
-        const size_t n = character_len(c);
+        uint32_t c = 0xfffd;
+        const size_t n = dmk_utf8_get(text + i, &c);
         char code[8];
 
-        if (n == 0 || *c < 0x20 || *c == 0x7f) {
-            (void)snprintf(code, sizeof(code), "\\u%04x", n == 0 ? 0xfffd : *c);
+        if (n == 0 || c < 0x20 || c == 0x7f) {
+            (void)snprintf(code, sizeof(code), "\\u%04x", (unsigned)c & 0xffff);
             put_text(line, code);
         } else {
-            put(line, "\\", *c == '"' || *c == '\\');
+            put(line, "\\", c == '"' || c == '\\');
             put(line, text + i, n);
         }
         i += n > 0 ? n : 1;
@@ -171,7 +153,7 @@ static bool write_line(const struct line *line)
         return false;
     }
     if (write(STDERR_FILENO, line->data, line->len) < 0) {
-        return true; /* nowhere left to say it */
+        /* nowhere left to say it */
     }
     return true;
 }

@@ -49,3 +49,27 @@ size_t dmk_utf8_put(uint32_t code, uint8_t ret[4])
     ret[3] = (uint8_t)(0x80 | (code & 63));
     return 4;
 }
+
+size_t dmk_utf8_get(const char *text, uint32_t *ret_code)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char *p = (const unsigned char *)text;
+    const size_t len = p[0] < 0x80             ? 1
+                       : (p[0] & 0xe0) == 0xc0 ? 2
+                       : (p[0] & 0xf0) == 0xe0 ? 3
+                       : (p[0] & 0xf8) == 0xf0 ? 4
+                                               : 0;
+    uint32_t code = len > 1 ? p[0] & (0x7fu >> len) : p[0];
+
+    for (size_t i = 1; i < len; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        code = code << 6 | (p[i] & 0x3f);
+    }
+    if (len == 0 || code < least[len] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) {
+        return 0;
+    }
+    *ret_code = code;
+    return len;
+}

@@ -2,6 +2,7 @@
  * documentation. */
 #include "common/conf/internal.h"
 #include "common/base/assert.h"
+#include "common/base/spell.h"
 
 static void put_type(const struct dmk_conf_option *opt, struct dmk_buf *out)
 {
@@ -53,37 +54,12 @@ void dmk_conf__help(const struct dmk_conf_program *program, struct dmk_buf *out)
         "  --version\n  --help\n");
 }
 
-/* Length of the character at text, its code in *ret_code; 0 when the bytes are no UTF-8. */
-static size_t read_char(const char *text, uint32_t *ret_code)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const unsigned char *p = (const unsigned char *)text;
-    const size_t len = p[0] < 0x80             ? 1
-                       : (p[0] & 0xe0) == 0xc0 ? 2
-                       : (p[0] & 0xf0) == 0xe0 ? 3
-                       : (p[0] & 0xf8) == 0xf0 ? 4
-                                               : 0;
-    uint32_t code = len > 1 ? p[0] & (0x7fu >> len) : p[0];
-
-    for (size_t i = 1; i < len; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-        code = code << 6 | (p[i] & 0x3f);
-    }
-    if (len == 0 || code < least[len] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) {
-        return 0;
-    }
-    *ret_code = code;
-    return len;
-}
-
 bool dmk_conf__is_utf8(const char *text)
 {
     uint32_t code;
 
     for (size_t len; *text; text += len) {
-        len = read_char(text, &code);
+        len = dmk_utf8_get(text, &code);
         if (len == 0) {
             return false;
         }
@@ -100,7 +76,7 @@ static void put_quoted(const char *text, struct dmk_buf *out)
 
     dmk_buf_putc(out, '"');
     for (const char *p = text; *p; p += len) {
-        len = read_char(p, &c);
+        len = dmk_utf8_get(p, &c);
         dmk_assert(len > 0); /* values are checked when they are set */
         if (c == '"' || c == '\\') {
             dmk_buf_printf(out, "\\%c", (char)c);

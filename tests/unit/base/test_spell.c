@@ -53,12 +53,45 @@ static void every_code_point_comes_back(void **state)
     (void)state;
     for (uint32_t code = 0; code < 0x110000; code++) {
         uint8_t bytes[5] = {0, 0, 0, 0, 0xa5};
+        uint32_t got;
         const size_t n = dmk_utf8_put(code, bytes);
 
         assert_int_equal(n, code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4);
         assert_int_equal(decode(bytes, n), code);
         assert_int_equal(bytes[4], 0xa5);
+        bytes[n] = 0;
+        got = 7;
+        if (code >= 0xd800 && code <= 0xdfff) {
+            assert_int_equal(dmk_utf8_get((const char *)bytes, &got), 0);
+            assert_int_equal(got, 7);
+        } else {
+            assert_int_equal(dmk_utf8_get((const char *)bytes, &got), n);
+            assert_int_equal(got, code);
+        }
     }
+}
+
+static void what_is_no_utf8_is_no_character(void **state)
+{
+    static const char *const bad[] = {"\x80",
+                                      "\xbf",
+                                      "\xc0\x80",
+                                      "\xc1\xbf",
+                                      "\xe0\x9f\xbf",
+                                      "\xf0\x8f\xbf\xbf",
+                                      "\xf4\x90\x80\x80",
+                                      "\xf8\x88\x80\x80\x80",
+                                      "\xff",
+                                      "\xe2\x82",
+                                      "\xc3(",
+                                      "\xf0\x9f\x98"};
+    uint32_t got = 7;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(dmk_utf8_get(bad[i], &got), 0);
+    }
+    assert_int_equal(got, 7);
 }
 
 int main(void)
@@ -67,6 +100,7 @@ int main(void)
         cmocka_unit_test(digits_are_those_of_c),
         cmocka_unit_test(values_have_all_their_digits),
         cmocka_unit_test(every_code_point_comes_back),
+        cmocka_unit_test(what_is_no_utf8_is_no_character),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
