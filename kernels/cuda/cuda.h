@@ -149,16 +149,21 @@ __device__ __forceinline__ uint32_t dmk_smem_u32(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-__device__ __forceinline__ void dmk_ldmatrix_x4(uint32_t (&r)[4], const void *p)
+__device__ __forceinline__ void dmk_ldmatrix_x4(uint32_t (&r)[4], uint32_t addr)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(dmk_smem_u32(p)));
+                 : "r"(addr));
+}
+
+__device__ __forceinline__ void dmk_ldmatrix_x4(uint32_t (&r)[4], const void *p)
+{
+    dmk_ldmatrix_x4(r, dmk_smem_u32(p));
 }
 
 /* d[16][8] += a[16][16] * b[16][8], bf16 in, fp32 out. Lane 4g + t holds a at rows g, g + 8 and columns
  * 2t, 2t + 1, 2t + 8, 2t + 9; b at column g and those rows; d at rows g, g + 8 and columns 2t, 2t + 1. */
-__device__ __forceinline__ void dmk_mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void dmk_mma_bf16(float *d, const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

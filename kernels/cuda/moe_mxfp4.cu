@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t cod
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
                 /* Pieces 4 to 7 of a swizzled row are 64 bytes from pieces 0 to 3. */
-                ldmatrix(b[n], (half ? tokens ^ 64 : tokens) + q * N * 128 + n * 1024);
+                dmk_ldmatrix_x4(b[n], (half ? tokens ^ 64 : tokens) + q * N * 128 + n * 1024);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t cod
                 }
 #pragma unroll
                 for (int n = 0; n < N / 8; n++) {
-                    mma(acc + 4 * n, a, b[n][2 * i], b[n][2 * i + 1]);
+                    dmk_mma_bf16(acc + 4 * n, a, b[n][2 * i], b[n][2 * i + 1]);
                 }
             }
         }
