@@ -1,309 +1,9 @@
-/* The HTTP side: paths to handlers, dialects to requests, frames to bodies and server-sent events.
- *
- * Loop only. An answer lives from a request's start to the one call of done, fail or release; the
- * client's leaving comes from the HTTP server later than the call that caused it, never within.
- * Bytes of one batch of worker events go out in one write. */
+/* Paths of the HTTP side: which are served on a port, with which method and key, and who answers. Loop only. */
+#include "router/http_front.h"
+
 #include <stdio.h>
-#include <stdlib.h>
 #include <strings.h>
-#include "common/base/assert.h"
 #include "common/base/spell.h"
-#include "common/http/http.h"
-#include "router/router.h"
-#include "router/sse.h"
-
-#define JSON "application/json"
-
-struct answer {
-    struct dmk_http_req *req;
-    const struct dmk_dialect *dialect;
-    struct dmk_request *request;
-    bool stream;
-    bool begun; /* status and headers have gone */
-    bool wants_timeline;
-    struct dmk_buf out; /* events to be written, or the body */
-};
-
-/* Further header lines. retry_after_s: 0 = none. */
-static void put_headers(struct dmk_buf *out, const char *request_id, uint32_t retry_after_s)
-{
-    if (request_id) {
-        dmk_buf_printf(out, "x-request-id: %s\r\n", request_id);
-    }
-    if (retry_after_s > 0) {
-        dmk_buf_printf(out, "Retry-After: %u\r\n", retry_after_s);
-    }
-}
-
-/* A header as text, or NULL when it is absent or not valid. */
-static const char *take_header(const struct dmk_http_req *req, const char *name, char *to,
-                               size_t cap, bool (*is_valid)(struct dmk_str))
-{
-    const struct dmk_str v = dmk_http_header(req, name);
-
-    if (!v.data || v.len >= cap || !is_valid(v)) {
-        return NULL;
-    }
-    memcpy(to, v.data, v.len);
-    to[v.len] = '\0';
-    return to;
-}
-
-#define ID_BYTES 132 /* of a request's id, with its end */
-
-static const char *take_id(const struct dmk_http_req *req, char to[ID_BYTES])
-{
-    return take_header(req, "x-request-id", to, ID_BYTES, dmk_request_id_is_valid);
-}
-
-/* Answers what is no request to the model: the client's id comes back here too. lines may be NULL. */
-static void respond(struct dmk_http_req *req, unsigned status, const char *type, const char *lines,
-                    struct dmk_str body)
-{
-    char id[ID_BYTES];
-    struct dmk_buf headers;
-
-    dmk_buf_init(&headers, 0);
-    put_headers(&headers, take_id(req, id), 0);
-    dmk_buf_puts(&headers, lines ? lines : "");
-    dmk_http_respond(req, status, type, headers.data, body);
-    dmk_buf_fini(&headers);
-}
-
-static void refuse(struct dmk_router *router, struct dmk_http_req *req,
-                   const struct dmk_api_error *error, const char *lines)
-{
-    struct dmk_buf body, headers;
-
-    dmk_stats_refused(router->stats, error->status);
-    dmk_buf_init(&body, 0);
-    dmk_api_error_json(error, &body);
-    dmk_buf_init(&headers, 0);
-    dmk_buf_puts(&headers, lines ? lines : "");
-    put_headers(&headers, NULL, error->retry_after_s);
-    respond(req, error->status, JSON, headers.data, dmk_buf_str(&body));
-    dmk_buf_fini(&headers);
-    dmk_buf_fini(&body);
-}
-
-/* ---------------------------------------------------------------- the front of a request */
-
-static void begin_stream(struct answer *a)
-{
-    struct dmk_buf headers;
-
-    dmk_buf_init(&headers, 0);
-    put_headers(&headers, dmk_request_id(a->request), 0);
-    dmk_buf_puts(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
-    dmk_http_begin(a->req, 200, "text/event-stream; charset=utf-8", headers.data);
-    dmk_buf_fini(&headers);
-    a->begun = true;
-}
-
-static void write_out(struct answer *a)
-{
-    if (a->out.len == 0) {
-        return;
-    }
-    if (!a->begun) {
-        begin_stream(a);
-    }
-    /* A client that is gone or too slow is told by on_gone. */
-    (void)dmk_http_write(a->req, dmk_buf_str(&a->out));
-    dmk_buf_reset(&a->out);
-}
-
-static void free_answer(struct answer *a)
-{
-    dmk_buf_fini(&a->out);
-    free(a);
-}
-
-static void front_begin(void *ud, bool stream)
-{
-    struct answer *a = ud;
-
-    a->stream = stream;
-}
-
-static void front_frame(void *ud, const char *event, struct dmk_bytes payload)
-{
-    struct answer *a = ud;
-    const struct dmk_str text = {(const char *)payload.data, payload.len};
-
-    if (a->stream) {
-        dmk_sse_event(&a->out, event, text);
-    } else {
-        dmk_buf_append_str(&a->out, text);
-    }
-}
-
-static void front_flush(void *ud)
-{
-    struct answer *a = ud;
-
-    if (a->stream) {
-        write_out(a);
-    }
-}
-
-static void front_idle(void *ud)
-{
-    struct answer *a = ud;
-
-    dmk_sse_comment(&a->out, dmk_str_from("keep-alive"));
-    write_out(a);
-}
-
-static void end_stream(struct answer *a)
-{
-    if (a->dialect->done_mark) {
-        dmk_sse_done(&a->out);
-    }
-    write_out(a);
-    dmk_http_end(a->req);
-}
-
-static void front_done(void *ud, struct dmk_str timeline)
-{
-    struct answer *a = ud;
-    struct dmk_buf headers;
-
-    dmk_http_on_gone(a->req, NULL, NULL);
-    if (a->stream) {
-        if (a->wants_timeline) {
-            struct dmk_buf line;
-
-            dmk_buf_init(&line, 0);
-            dmk_buf_puts(&line, "timeline ");
-            dmk_buf_append_str(&line, timeline);
-            dmk_sse_comment(&a->out, dmk_buf_str(&line));
-            dmk_buf_fini(&line);
-        }
-        end_stream(a);
-    } else {
-        dmk_buf_init(&headers, 0);
-        put_headers(&headers, dmk_request_id(a->request), 0);
-        if (a->wants_timeline) {
-            dmk_buf_puts(&headers, "x-damask-timeline: ");
-            dmk_buf_append_str(&headers, timeline);
-            dmk_buf_puts(&headers, "\r\n");
-        }
-        if (a->out.failed) {
-            const struct dmk_api_error error = {.status = 500,
-                                                .type = "server_error",
-                                                .code = "answer_too_large",
-                                                .text =
-                                                    "the answer is larger than this server sends"};
-
-            dmk_buf_reset(&a->out);
-            dmk_api_error_json(&error, &a->out);
-            dmk_http_respond(a->req, error.status, JSON, headers.data, dmk_buf_str(&a->out));
-        } else {
-            dmk_http_respond(a->req, 200, a->dialect->content_type, headers.data,
-                             dmk_buf_str(&a->out));
-        }
-        dmk_buf_fini(&headers);
-    }
-    free_answer(a);
-}
-
-static void front_fail(void *ud, const struct dmk_api_error *error, struct dmk_str timeline)
-{
-    struct answer *a = ud;
-    struct dmk_buf body;
-
-    dmk_http_on_gone(a->req, NULL, NULL);
-    dmk_buf_init(&body, 0);
-    a->dialect->error(error, &body);
-    if (a->begun) {
-        if (!a->dialect->fail) {
-            dmk_sse_event(&a->out, NULL, dmk_buf_str(&body));
-        } /* else it has framed the failure already */
-        dmk_http_last(a->req);
-        end_stream(a);
-    } else {
-        struct dmk_buf headers;
-
-        dmk_buf_init(&headers, 0);
-        put_headers(&headers, dmk_request_id(a->request), error->retry_after_s);
-        if (a->wants_timeline) {
-            dmk_buf_puts(&headers, "x-damask-timeline: ");
-            dmk_buf_append_str(&headers, timeline);
-            dmk_buf_puts(&headers, "\r\n");
-        }
-        dmk_http_respond(a->req, error->status, JSON, headers.data, dmk_buf_str(&body));
-        dmk_buf_fini(&headers);
-    }
-    dmk_buf_fini(&body);
-    free_answer(a);
-}
-
-static void front_release(void *ud)
-{
-    struct answer *a = ud;
-
-    dmk_http_on_gone(a->req, NULL, NULL);
-    if (a->begun) {
-        dmk_http_end(a->req);
-    } else {
-        dmk_http_respond(a->req, 499, JSON, NULL, dmk_str_from(""));
-    }
-    free_answer(a);
-}
-
-static const struct dmk_front front = {
-    .begin = front_begin,
-    .frame = front_frame,
-    .flush = front_flush,
-    .idle = front_idle,
-    .done = front_done,
-    .fail = front_fail,
-    .release = front_release,
-};
-
-static void on_gone(void *ud)
-{
-    struct answer *a = ud;
-
-    dmk_request_abandon(a->request);
-}
-
-/* ---------------------------------------------------------------- paths */
-
-static void start_request(struct dmk_router *router, struct dmk_http_req *req,
-                          const struct dmk_dialect *dialect)
-{
-    struct answer *a = calloc(1, sizeof(*a));
-    struct dmk_api_error error;
-    char request_id[ID_BYTES];
-    char traceparent[64];
-    const struct dmk_request_conf conf = {
-        .dialect = dialect,
-        .body = dmk_http_body(req),
-        .request_id = take_id(req, request_id),
-        .traceparent = take_header(req, "traceparent", traceparent, sizeof(traceparent),
-                                   dmk_traceparent_is_valid),
-        .front = &front,
-        .ud = a,
-    };
-
-    if (a) {
-        a->req = req;
-        a->dialect = dialect;
-        a->wants_timeline = dmk_str_is(dmk_http_header(req, "x-damask-timeline"), "1");
-        dmk_buf_init(&a->out, 0);
-        if (dmk_request_id_check(dmk_http_header(req, "x-request-id"), &error) == 0 &&
-            dmk_request_start(router->requests, &conf, &a->request, &error) == 0) {
-            dmk_http_on_gone(req, on_gone, a);
-            return;
-        }
-        free_answer(a);
-    } else {
-        (void)dmk_api_fail(&error, 503, "out_of_memory", "no memory for the request");
-    }
-    refuse(router, req, &error, NULL);
-}
 
 /* Probes are for everybody; pages about the server want the admin's key. */
 enum key { KEY_NONE, KEY_API, KEY_ADMIN };
@@ -323,10 +23,10 @@ struct route {
 static bool is_json_of_page(const struct dmk_http_req *req)
 {
     const struct dmk_str type = dmk_http_header(req, "content-type");
-    const size_t n = strlen(JSON);
+    const size_t n = strlen(DMK_HTTP_FRONT__JSON);
 
     return !dmk_http_header(req, "origin").data ||
-           (type.len >= n && strncasecmp(type.data, JSON, n) == 0 &&
+           (type.len >= n && strncasecmp(type.data, DMK_HTTP_FRONT__JSON, n) == 0 &&
             (type.len == n || strchr("; \t", type.data[n])));
 }
 
@@ -336,12 +36,13 @@ static void post_dialect(struct dmk_router *router, struct dmk_http_req *req, st
     if (!is_json_of_page(req)) {
         struct dmk_api_error error;
 
-        (void)dmk_api_fail(&error, 415, "unsupported_media_type",
-                           "a request with an Origin must have Content-Type: " JSON);
-        refuse(router, req, &error, NULL);
+        (void)dmk_api_fail(
+            &error, 415, "unsupported_media_type",
+            "a request with an Origin must have Content-Type: " DMK_HTTP_FRONT__JSON);
+        dmk_http_front__refuse(router, req, &error, NULL);
         return;
     }
-    start_request(router, req, dmk_dialect_find(true, dmk_http_path(req)));
+    dmk_http_front__start(router, req, dmk_dialect_find(true, dmk_http_path(req)));
 }
 
 /* A name as a path spells it (openai%2Fgpt-oss): undone once, then a text to be compared and no more. False: it is
@@ -383,7 +84,7 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_bad(&error, "model",
                           "the model's name has more than %d bytes or control characters",
                           DMK_ASK_MAX_MODEL_BYTES);
-        refuse(router, req, &error, NULL);
+        dmk_http_front__refuse(router, req, &error, NULL);
         return;
     }
 
@@ -397,18 +98,18 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         (void)dmk_api_fail(&error, 404, "model_not_found", "the model \"%s\" does not exist here",
                            dmk_api_quote(dmk_str_from(name), quoted));
         (void)snprintf(error.param, sizeof(error.param), "model");
-        refuse(router, req, &error, NULL);
+        dmk_http_front__refuse(router, req, &error, NULL);
         dmk_buf_fini(&body);
         return;
     }
-    respond(req, 200, JSON, NULL, dmk_buf_str(&body));
+    dmk_http_front__respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
 static void get_openapi(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     (void)rest;
-    respond(req, 200, JSON, NULL, dmk_buf_str(&router->openapi));
+    dmk_http_front__respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&router->openapi));
 }
 
 static void get_health(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -418,7 +119,8 @@ static void get_health(struct dmk_router *router, struct dmk_http_req *req, stru
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_health(router, &body);
-    respond(req, dmk_router_is_ready(router) ? 200 : 503, JSON, NULL, dmk_buf_str(&body));
+    dmk_http_front__respond(req, dmk_router_is_ready(router) ? 200 : 503, DMK_HTTP_FRONT__JSON,
+                            NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -426,7 +128,7 @@ static void get_livez(struct dmk_router *router, struct dmk_http_req *req, struc
 {
     (void)router;
     (void)rest;
-    respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
+    dmk_http_front__respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
 }
 
 static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -434,11 +136,12 @@ static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, stru
     const bool ready = dmk_router_is_ready(router);
 
     (void)rest;
-    respond(req, ready ? 200 : 503, "text/plain", NULL,
-            dmk_str_from(ready              ? "ok\n"
-                         : router->draining ? "draining\n"
-                                            : "no decode worker is up, or no prefill "
-                                              "worker where one is needed\n"));
+    dmk_http_front__respond(req, ready ? 200 : 503, "text/plain", NULL,
+                            dmk_str_from(ready ? "ok\n"
+                                         : router->draining
+                                             ? "draining\n"
+                                             : "no decode worker is up, or no prefill "
+                                               "worker where one is needed\n"));
 }
 
 static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -448,7 +151,8 @@ static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, str
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_metrics(router, &body);
-    respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, dmk_buf_str(&body));
+    dmk_http_front__respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
+                            dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -504,7 +208,7 @@ static bool check_key(const struct dmk_http_front *port, struct dmk_http_req *re
     }
     (void)dmk_api_fail(&error, 401, "invalid_api_key",
                        "an API key is needed: Authorization: Bearer KEY");
-    refuse(port->router, req, &error, "WWW-Authenticate: Bearer\r\n");
+    dmk_http_front__refuse(port->router, req, &error, "WWW-Authenticate: Bearer\r\n");
     return false;
 }
 
@@ -521,12 +225,12 @@ static bool check_method(const struct dmk_http_front *port, const struct route *
         return true;
     }
     if (dmk_str_is(method, "OPTIONS")) {
-        respond(req, 204, NULL, allow, dmk_str_from(""));
+        dmk_http_front__respond(req, 204, NULL, allow, dmk_str_from(""));
         return false;
     }
     (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only",
                        route->post ? "POST" : "GET");
-    refuse(port->router, req, &error, allow);
+    dmk_http_front__refuse(port->router, req, &error, allow);
     return false;
 }
 
@@ -548,7 +252,7 @@ void dmk_http_front_on_request(void *ud, struct dmk_http_req *req)
     if (!route) {
         (void)dmk_api_fail(&error, 404, "not_found", "there is no path \"%s\"",
                            dmk_api_quote(dmk_http_path(req), quoted));
-        refuse(port->router, req, &error, NULL);
+        dmk_http_front__refuse(port->router, req, &error, NULL);
     } else if (check_method(port, route, req)) {
         route->answer(port->router, req, rest);
     }
