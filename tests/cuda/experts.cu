@@ -1,6 +1,7 @@
 /* The expert products against a plain double-precision one on the same device, and their speed.
  *
- * Usage: experts check | check8 | tiny | bench | bench20 | bench8 | bench820. Stands alone, without a backend.
+ * Usage: experts check | check8 | tiny | tiny8 | bench | bench20 | bench8 | bench820. Stands alone, without a backend.
+ * tiny and tiny8 are small enough for compute-sanitizer and still reach every tile width of their kernels.
  * Weights of the checks are random MXFP4 at the real width with few experts; outputs are poisoned before every
  * run; routings are random, skewed, and with experts that get nothing. Benches rotate over layers, so that
  * no weight is still in the second-level cache, and time graph replays. */
@@ -666,13 +667,19 @@ int main(int argc, char **argv)
 {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const char *what = argc > 1 ? argv[1] : "check";
-    if (strcmp(what, "tiny") == 0) {
+    if (strcmp(what, "tiny") == 0 || strcmp(what, "tiny8") == 0) {
         struct weights gu(4, 2 * 96, 160, true), dn(4, 160, 96, false);
         device_weights dgu(gu), ddn(dn);
         check_pack(gu, true);
         check_pack(dn, false);
-        check_mx(dgu, ddn, 9, UNIFORM);
-        check_fp8(dgu, ddn, 9, UNIFORM);
+        if (strcmp(what, "tiny") == 0) {
+            check_mx(dgu, ddn, 9, UNIFORM);
+            check_mx(dgu, ddn, 33, UNIFORM);
+        } else {
+            check_fp8(dgu, ddn, 9, UNIFORM);
+            check_fp8(dgu, ddn, 40, UNIFORM);
+            check_fp8(dgu, ddn, 130, UNIFORM); /* two warpgroups instead of four */
+        }
         printf(n_failed ? "%d FAILED\n" : "all passed\n", n_failed);
         return n_failed != 0;
     }
