@@ -124,7 +124,8 @@ struct dmk_prefill_load {
     struct dmk_kv_pool_counts full, window;
     double step_ms; /* recent mean */
     uint64_t n_steps, n_done, n_failed, n_tokens_computed, n_hit_tokens, bytes_sent;
-    uint64_t n_puts; /* page writes; runs of pages make them few */
+    uint64_t n_puts;   /* page writes; runs of pages make them few */
+    uint64_t n_staged; /* prompts whose pages leave through the staging memory */
 };
 struct dmk_prefill_load dmk_prefill_load(const struct dmk_prefill_core *core);
 /* Nothing queued, running or waiting for an answer. */

@@ -15,7 +15,7 @@ struct serve {
     struct dmk_prefill_core *core;
     struct dmk_prefill_step *step;
     struct {
-        struct dmk_counter *done, *failed, *puts;
+        struct dmk_counter *done, *failed, *puts, *staged;
     } metrics;
 };
 
@@ -289,6 +289,7 @@ static void collect(void *ud)
     dmk_counter_raise(s->metrics.done, (double)l.n_done);
     dmk_counter_raise(s->metrics.failed, (double)l.n_failed);
     dmk_counter_raise(s->metrics.puts, (double)l.n_puts);
+    dmk_counter_raise(s->metrics.staged, (double)l.n_staged);
 }
 
 static void make_metrics(struct serve *s)
@@ -303,6 +304,9 @@ static void make_metrics(struct serve *s)
     s->metrics.puts = dmk_counter_new(
         m, "damask_transfer_puts_total", labels,
         "Page writes into decode workers; damask_transfer_bytes_total over it is a write's size.");
+    s->metrics.staged = dmk_counter_new(m, "damask_prefills_staged_total", labels,
+                                        "Prompts whose pages left through the staging memory; the "
+                                        "others found it full or needed none.");
 }
 
 /* ---------------------------------------------------------------- life */

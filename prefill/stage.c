@@ -40,7 +40,9 @@ void dmk_prefill__stage(struct dmk_prefill_core *core, struct dmk_prefill_job *j
     job->staged = take_run(core->stage.window, ring, job->table.n_ring, &job->stage_window_at);
     if (!job->staged) {
         give_run(core->stage.full, core->stage_ids, n);
+        return;
     }
+    core->load.n_staged++;
 }
 
 void dmk_prefill__unstage(struct dmk_prefill_core *core, struct dmk_prefill_job *job)

@@ -71,11 +71,14 @@ def get(url, timeout=2.0):
 class Process:
     """One running program with its log."""
 
-    def __init__(self, name, argv, log, admin=None):
+    def __init__(self, name, argv, log, admin=None, devices=None):
         self.name, self.argv, self.log, self.admin = name, [str(a) for a in argv], log, admin
+        self.devices = devices  # "1,0": the GPUs that it sees, and in which order; None: all
         self.popen = None
 
     def start(self, env=None):
+        if self.devices is not None:
+            env = {**(os.environ if env is None else env), "CUDA_VISIBLE_DEVICES": str(self.devices)}
         with open(self.log, "ab") as out:
             self.popen = subprocess.Popen(
                 self.argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
@@ -127,16 +130,16 @@ class Cluster:
     def __init__(self, build, model, *, prefill=1, decode=1, routers=1, prefill_tp=1, decode_tp=1,
                  decode_dp=1, transport="tcp", model_name="gpt-oss-tiny", http_port=0, grpc_port=0,
                  name="default", threads=0, prefill_args=(), decode_args=(), router_args=(),
-                 env=None, mock=False, backend=None):
+                 prefill_devices=None, decode_devices=None, env=None, mock=False, backend=None):
         self.build = pathlib.Path(build).resolve()
         self.dir = self.build / Cluster.folder / name
         self.dir.mkdir(parents=True, exist_ok=True)
         self.model, self.model_name, self.env = pathlib.Path(model), model_name, env
         self.mock = mock  # workers without a model; model is then only a name
         self.backend = backend or Cluster.backend
-        self.prefill = [self._worker("prefill", i, prefill_tp, 1, transport, threads, prefill_args)
+        self.prefill = [self._worker("prefill", i, prefill_tp, 1, transport, threads, prefill_args, prefill_devices)
                         for i in range(prefill)]
-        self.decode = [self._worker("decode", i, decode_tp, decode_dp, transport, threads, decode_args)
+        self.decode = [self._worker("decode", i, decode_tp, decode_dp, transport, threads, decode_args, decode_devices)
                        for i in range(decode)]
         self.routers = [self._router(i, http_port if i == 0 else 0, grpc_port if i == 0 else 0,
                                      router_args) for i in range(routers)]
@@ -146,7 +149,7 @@ class Cluster:
         path.unlink(missing_ok=True)
         return path
 
-    def _worker(self, role, i, tp, dp, transport, threads, extra):
+    def _worker(self, role, i, tp, dp, transport, threads, extra, devices):
         name = f"{role}-{i}"
         rpc, admin = free_port(), free_port()
         argv = [self.build / role / f"damask-{role}"]
@@ -158,7 +161,7 @@ class Cluster:
         argv += [] if self.mock else ["--backend", self.backend]
         argv += ["--dp", dp] if role == "decode" else []
         argv += ["--threads", threads] if threads else []
-        p = Process(name, argv + list(extra), self._log(name), f"http://127.0.0.1:{admin}")
+        p = Process(name, argv + list(extra), self._log(name), f"http://127.0.0.1:{admin}", devices)
         p.address = f"127.0.0.1:{rpc}"
         return p
 
@@ -281,6 +284,7 @@ def from_args(args):
                    decode_tp=args.decode_tp, decode_dp=args.decode_ep // args.decode_tp,
                    transport=args.transport, http_port=args.http_port, grpc_port=args.grpc_port,
                    name=args.name, threads=args.threads, model_name=args.model_name, backend=args.backend,
+                   prefill_devices=args.prefill_devices, decode_devices=args.decode_devices,
                    decode_args=[] if args.local_prefill_below is None
                    else ["--local-prefill-below", args.local_prefill_below])
 
@@ -398,7 +402,10 @@ def main():
     parser.add_argument("--transport", default="tcp", choices=["tcp", "shm", "cuda"], help="how pages travel (cuda: "
                         "between GPUs of this machine, or within one)")
     parser.add_argument("--backend", default="cpu", choices=["cpu", "ref", "cuda"], help="where the model runs; with cuda "
-                        "all workers share the first GPU that they see")
+                        "a worker takes the first GPUs that it sees, one for each rank")
+    parser.add_argument("--prefill-devices", metavar="LIST", help="GPUs that prefill workers see, as CUDA_VISIBLE_DEVICES "
+                        "names them (default: all)")
+    parser.add_argument("--decode-devices", metavar="LIST", help="the same for decode workers")
     parser.add_argument("--model", help="checkpoint folder (default: the trained tiny one)")
     parser.add_argument("--mock", action="store_true", help="workers without a model, at the speed of a small "
                         "GPU (damask mock)")

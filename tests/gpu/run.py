@@ -6,6 +6,9 @@
 Needs the programs and the standard library, nothing else, so that it also runs where no test client is. What one
 worker alone answers on the same backend is the measure of every other answer. Each cluster ends with: idle, pages
 balanced. `--backend cpu` runs the same on the host. Exits with 77 where no GPU is.
+
+All workers share the first GPU unless told otherwise: `--prefill-devices 1 --decode-devices 0` gives either pool its own
+(CUDA_VISIBLE_DEVICES of its workers), `1,0` lets it see both and begin with the second.
 """
 
 import argparse
@@ -118,15 +121,16 @@ def balance(cluster, limit_s=20):
 
 def end(c):
     """SIGTERM to all; each ends by itself and well. Returns how the pages travelled."""
-    puts = moved = 0
+    puts = moved = staged = 0
     for p in c.prefill:
-        found = dict(re.findall(r"^(damask_transfer_puts_total|damask_transfer_bytes_total)\{[^}]*\} (\S+)$",
+        found = dict(re.findall(r"^(damask_(?:transfer_puts|transfer_bytes|prefills_staged)_total)\{[^}]*\} (\S+)$",
                                 get(p.admin + "/metrics")[1], re.M))
         puts += float(found.get("damask_transfer_puts_total", 0))
         moved += float(found.get("damask_transfer_bytes_total", 0))
+        staged += float(found.get("damask_prefills_staged_total", 0))
     status = c.stop()
     check(not any(status.values()), f"a program did not end well: {status}")
-    return f"{puts:.0f} writes of {moved / max(puts, 1) / 16384:.1f} pages"
+    return f"{puts:.0f} writes of {moved / max(puts, 1) / 16384:.1f} pages, {staged:.0f} prompts staged"
 
 
 class Suite:
@@ -138,10 +142,11 @@ class Suite:
     def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), **ranks):
         threshold = "0" if prefill else "max"
         common = self.args.worker_args
+        devices = {"prefill_devices": self.args.prefill_devices, "decode_devices": self.args.decode_devices}
         c = Cluster(self.args.build, model or self.model, prefill=prefill, decode=decode, transport=transport,
-                    name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend, prefill_args=[*common, *prefill_args],
+                    name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend, prefill_args=[*common, *self.args.prefill_args, *prefill_args],
                     decode_args=[*common, "--local-prefill-below", threshold, *decode_args],
-                    threads=1 if self.args.backend == "cpu" else 0, **ranks)
+                    threads=1 if self.args.backend == "cpu" else 0, **devices, **ranks)
         self.clusters.append(c)
         return c.start(120)
 
@@ -414,8 +419,12 @@ def main():
     parser.add_argument("--lengths", default="1024,8192,32768", help="prompts of --speed")
     parser.add_argument("--chunk", type=int, default=8192, help="--chunk-tokens for --speed")
     parser.add_argument("--worker-args", default="", help="further arguments of all workers")
+    parser.add_argument("--prefill-args", default="", help="further arguments of prefill workers")
+    parser.add_argument("--prefill-devices", metavar="LIST", help="CUDA_VISIBLE_DEVICES of prefill workers")
+    parser.add_argument("--decode-devices", metavar="LIST", help="of decode workers")
     args = parser.parse_args()
     args.transports, args.worker_args = args.transports.split(","), args.worker_args.split()
+    args.prefill_args = args.prefill_args.split()
     names = args.only.split(",") if args.only else [*TESTS, "answers", "ranks"]
     if args.backend == "cuda" and not os.path.exists("/dev/nvidiactl"):
         print("gpu tests: skipped, this machine has no NVIDIA device")

@@ -132,6 +132,8 @@ void heart_lengths(const struct heart_ports *ports, const uint32_t *lengths, uin
             assert_int_equal(a->p_cached, (lengths[i] - 1) / 64 * 64);
         }
     }
+    assert_int_equal(dmk_prefill_load(split->prefill).n_staged > 0,
+                     ports->prefill.stage[0] != NULL);
     free(ids);
     free(a);
     cell_free(&alone);
