@@ -1,9 +1,10 @@
-/* Page transfer between two processes of this machine: bench_xfer [--device] [COMMIT]
+/* Page transfer between two processes of this machine: bench_xfer [--device | --two-devices] [COMMIT]
  *
  * For each transport and for runs of 1, 4, 16 and 128 pages of 16 KiB, puts 64 MiB (256 MiB by CUDA IPC) with a
  * bound of puts under way, then flushes; a sample is that whole. Beside it the same bytes by memcpy in this process, in
  * the same run. Prints the median of the samples, and the least and most, in GB/s. With --device both pools lie in the
- * first GPU's memory and the copies beside are the device's own, one for each run of pages. */
+ * first GPU's memory and the copies beside are the device's own, one for each run of pages. With --two-devices the pool
+ * that is written lies in the second GPU's memory, also for the copies, and CUDA IPC alone is measured. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,8 @@
 #define SAMPLES     9
 #define LIMIT_NS    (20 * DMK_NS_PER_S)
 
+enum place { HOST, DEVICE, TWO_DEVICES };
+
 struct introduction {
     uint8_t address[DMK_XFER_ADDRESS_MAX], key[DMK_XFER_KEY_MAX];
     size_t address_len, key_len;
@@ -37,6 +40,7 @@ struct side {
     struct dmk_xfer_mem *reg;
     struct dmk_xfer_ep *ep;
     struct dmk_backend *device; /* NULL: the pool is host memory */
+    struct dmk_backend *beside; /* where the copies go to; device, or the second one */
     uint8_t *pool;
     size_t pool_bytes, pass_bytes;
     bool answered, broken, flushed;
@@ -83,47 +87,71 @@ static void on_flush(void *ud, int status)
     s->broken |= status < 0;
 }
 
-static uint8_t *get_pool(const struct side *s)
+static uint8_t *get_pool(struct dmk_backend *device, size_t bytes)
 {
-    void *pool = mmap(NULL, s->device ? 1 : s->pool_bytes, PROT_READ | PROT_WRITE,
+    void *pool = mmap(NULL, device ? 1 : bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
     if (pool == MAP_FAILED ||
-        (s->device && s->device->ops->alloc(s->device, DMK_MEM_DEVICE, s->pool_bytes, &pool) < 0)) {
+        (device && device->ops->alloc(device, DMK_MEM_DEVICE, bytes, &pool) < 0)) {
         give_up("no memory");
     }
     return pool;
 }
 
-static void open_side(struct side *s, const char *transport, bool on_device)
+static struct dmk_backend *open_device(uint32_t number)
 {
-    const struct dmk_xfer_conf conf = {.transport = transport,
-                                       .mem_kind =
-                                           on_device ? DMK_MEM_KIND_CUDA : DMK_MEM_KIND_HOST,
-                                       .events = {on_message, on_closed, s}};
+    struct dmk_backend *device;
+    struct dmk_error err;
+
+    if (dmk_backend_open("cuda", &(struct dmk_backend_conf){.device = number, .max_k = 32}, &device,
+                         &err) < 0) {
+        give_up(err.text);
+    }
+    return device;
+}
+
+/* The second device, whose memory the first one's copies shall reach. */
+static struct dmk_backend *open_second(struct dmk_backend *first)
+{
+    struct dmk_backend *second = open_device(1);
+    struct dmk_error err;
+    const int same = first->ops->reach(first, second, &err);
+
+    if (same != 0) {
+        give_up(same > 0 ? "--two-devices needs two GPUs but one is visible" : err.text);
+    }
+    return second;
+}
+
+static void open_side(struct side *s, const char *transport, enum place place, bool target)
+{
+    const enum dmk_mem_kind kind = place == HOST ? DMK_MEM_KIND_HOST : DMK_MEM_KIND_CUDA;
+    const struct dmk_xfer_conf conf = {
+        .transport = transport, .mem_kind = kind, .events = {on_message, on_closed, s}};
     struct dmk_error err;
 
     s->ops = dmk_xfer_find("ucx");
-    if (on_device &&
-        dmk_backend_open("cuda", &(struct dmk_backend_conf){.max_k = 32}, &s->device, &err) < 0) {
-        give_up(err.text);
+    if (place != HOST) {
+        s->device = open_device(target && place == TWO_DEVICES ? 1 : 0);
+        s->beside = target || place == DEVICE ? s->device : open_second(s->device);
     }
-    s->pool_bytes = on_device ? DEVICE_POOL : HOST_POOL;
-    s->pass_bytes = on_device && strcmp(transport, "cuda") == 0 ? IPC_PASS : OTHER_PASS;
-    s->pool = get_pool(s);
+    s->pool_bytes = place == HOST ? HOST_POOL : DEVICE_POOL;
+    s->pass_bytes = place != HOST && strcmp(transport, "cuda") == 0 ? IPC_PASS : OTHER_PASS;
+    s->pool = get_pool(s->device, s->pool_bytes);
     if (s->ops->open(&conf, &s->x, &err) < 0 ||
-        s->ops->mem_register(s->x, s->pool, s->pool_bytes, conf.mem_kind, &s->reg, &err) < 0) {
+        s->ops->mem_register(s->x, s->pool, s->pool_bytes, kind, &s->reg, &err) < 0) {
         give_up(err.text);
     }
 }
 
-_Noreturn static void run_target(const char *transport, bool on_device, int out)
+_Noreturn static void run_target(const char *transport, enum place place, int out)
 {
     struct side s = {0};
     struct introduction intro = {0};
 
     (void)alarm(120);
-    open_side(&s, transport, on_device);
+    open_side(&s, transport, place, true);
     intro.base = (uintptr_t)s.pool;
     if (s.ops->address(s.x, intro.address, &intro.address_len) < 0 ||
         s.ops->mem_pack(s.x, s.reg, intro.key, &intro.key_len) < 0 ||
@@ -209,7 +237,7 @@ static void print_row(const char *transport, size_t run, double *rates, double *
     (void)fflush(stdout);
 }
 
-static void run_transport(const char *transport, bool on_device)
+static void run_transport(const char *transport, enum place place)
 {
     static const size_t runs[] = {1, 4, 16, 128};
     struct side s = {0};
@@ -227,15 +255,17 @@ static void run_transport(const char *transport, bool on_device)
     child = fork(); /* before UCX and CUDA are opened: they do not survive one */
     if (child == 0) {
         (void)close(fds[0]);
-        run_target(transport, on_device, fds[1]);
+        run_target(transport, place, fds[1]);
     }
     (void)close(fds[1]);
     if (child < 0 || read(fds[0], &intro, sizeof(intro)) != (ssize_t)sizeof(intro)) {
         give_up("the target did not start");
     }
-    open_side(&s, transport, on_device);
-    other = get_pool(&s);
-    if (!on_device) {
+    open_side(&s, transport, place, false);
+    other = get_pool(s.beside, s.pool_bytes);
+    if (place != HOST) {
+        s.device->ops->bind(s.device); /* the transport works with the thread's device */
+    } else {
         memset(s.pool, 1, s.pool_bytes);
         memset(other, 2, s.pool_bytes);
     }
@@ -264,9 +294,10 @@ static void run_transport(const char *transport, bool on_device)
     s.ops->key_free(&key);
     s.ops->mem_unregister(s.x, &s.reg);
     s.ops->close(s.x);
-    if (on_device) { /* closing it would end what a second transport needs: the process ends soon */
+    if (place !=
+        HOST) { /* closing it would end what a second transport needs: the process ends soon */
         s.device->ops->free(s.device, DMK_MEM_DEVICE, s.pool, s.pool_bytes);
-        s.device->ops->free(s.device, DMK_MEM_DEVICE, other, s.pool_bytes);
+        s.beside->ops->free(s.beside, DMK_MEM_DEVICE, other, s.pool_bytes);
     } else {
         (void)munmap(s.pool, s.pool_bytes);
         (void)munmap(other, s.pool_bytes);
@@ -275,13 +306,13 @@ static void run_transport(const char *transport, bool on_device)
 }
 
 /* Each in a process of its own, since none may fork once it has CUDA. */
-static int run_apart(const char *transport, bool on_device)
+static int run_apart(const char *transport, enum place place)
 {
     int status = 1;
     const pid_t pid = fork();
 
     if (pid == 0) {
-        run_transport(transport, on_device);
+        run_transport(transport, place);
         exit(0);
     }
     if (pid < 0 || waitpid(pid, &status, 0) < 0) {
@@ -319,14 +350,20 @@ static void print_machine(const char *commit)
 
 int main(int argc, char **argv)
 {
-    const bool on_device = argc > 1 && strcmp(argv[1], "--device") == 0;
+    static const char *const words[] = {"", "--device", "--two-devices"};
+    enum place place = HOST;
     int failed = 0;
 
-    print_machine(argc > 1 + on_device ? argv[1 + on_device] : "not given");
-    if (on_device) {
-        failed |= run_apart("cuda", true);
+    for (uint32_t i = DEVICE; argc > 1 && i <= TWO_DEVICES; i++) {
+        place = strcmp(argv[1], words[i]) == 0 ? (enum place)i : place;
     }
-    failed |= run_apart("tcp", on_device);
-    failed |= run_apart("shm", on_device);
+    print_machine(argc > 1 + (place != HOST) ? argv[1 + (place != HOST)] : "not given");
+    if (place != HOST) {
+        failed |= run_apart("cuda", place);
+    }
+    if (place != TWO_DEVICES) {
+        failed |= run_apart("tcp", place);
+        failed |= run_apart("shm", place);
+    }
     return failed;
 }
