@@ -361,6 +361,7 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
     conf->max_step_tokens = s->options->max_sequences + s->options->chunk_tokens;
     conf->max_step_seqs = s->options->max_sequences;
     conf->max_logit_rows = s->options->max_sequences + s->options->score_rows;
+    conf->n_pool_seqs = s->options->max_sequences;
 }
 
 static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *reterr)
@@ -368,11 +369,12 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
     struct serve *s = ud;
     const struct dmk_decode_options *o = s->options;
     const struct dmk_engine_port *engine = dmk_worker_engine(worker);
+    const struct dmk_kv_layout *pages = &engine->kv[0]->layout;
     const struct dmk_decode_conf conf = {
         .engine = *engine,
         .incarnation = dmk_worker_incarnation(worker),
-        .n_full_pages = o->worker.full_pages,
-        .n_window_pages = o->worker.window_pages,
+        .n_full_pages = pages->n_full_pages,
+        .n_window_pages = pages->n_window_pages,
         .max_sequences = o->max_sequences,
         .max_context = o->worker.max_context,
         .max_step_tokens = o->max_sequences + o->chunk_tokens,
@@ -386,7 +388,7 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
         .transfer_budget_ns = o->worker.transfer_budget_ms * DMK_NS_PER_MS,
         .quiet_ask_every_ns = o->quiet_ask_every_ms * DMK_NS_PER_MS,
         .max_draining_pages =
-            o->max_draining_pages > 0 ? o->max_draining_pages : o->worker.full_pages / 4,
+            o->max_draining_pages > 0 ? o->max_draining_pages : pages->n_full_pages / 4,
         .on_event = on_event,
         .ud = s,
     };

@@ -47,8 +47,8 @@ int dmk_prefill_options_load(int argc, char **argv, struct dmk_prefill_options *
     if (r == 0) {
         r = dmk_worker_options_check(&conf->worker, true, reterr);
     }
-    /* One prompt is computed at a time; a few more may hold their pages while it is. */
-    return r == 0 ? dmk_worker_options_size_pools(&conf->worker, 4, reterr) : r;
+    return r == 0 ? dmk_worker_options_size_pools(&conf->worker, DMK_PREFILL_POOL_SEQUENCES, reterr)
+                  : r;
 }
 
 void dmk_prefill_options_free(struct dmk_prefill_options *conf)

@@ -3,6 +3,10 @@
 
 #include "common/worker/options.h"
 
+/* Sequences that pools have room for at least: one prompt is computed at a time, and a few more may hold their pages
+ * while it is. */
+#define DMK_PREFILL_POOL_SEQUENCES 4
+
 struct dmk_prefill_options {
     struct dmk_worker_conf worker; /* first: the shared rows of the table write here */
     uint32_t max_jobs;

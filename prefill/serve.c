@@ -318,6 +318,7 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
     conf->max_step_tokens = s->options->chunk_tokens;
     conf->max_step_seqs = 1;
     conf->max_logit_rows = 0;
+    conf->n_pool_seqs = DMK_PREFILL_POOL_SEQUENCES;
     if (s->options->worker.xfer_transport != DMK_WORKER_CUDA) {
         conf->n_stage_full_pages = s->options->staging_pages;
         conf->n_stage_window_pages = STAGED_WINDOWS * DMK_WINDOW_RING;
@@ -333,8 +334,8 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
     struct dmk_prefill_conf conf = {
         .engine = *engine,
         .incarnation = dmk_worker_incarnation(worker),
-        .n_full_pages = o->worker.full_pages,
-        .n_window_pages = o->worker.window_pages,
+        .n_full_pages = engine->kv[0]->layout.n_full_pages,
+        .n_window_pages = engine->kv[0]->layout.n_window_pages,
         .max_jobs = o->max_jobs,
         .chunk_tokens = o->chunk_tokens,
         .reuse = o->worker.reuse,

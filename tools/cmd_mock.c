@@ -87,7 +87,7 @@ static int check(const struct dmk_worker_conf *w, bool prefill, const struct own
     if (w->tp != 1) {
         return dmk_error_set(reterr, -DMK_EINVAL, "tp is %u: a mock has one rank a group", w->tp);
     }
-    if (w->kv_memory > 0) {
+    if (w->kv_memory.bytes > 0 || w->kv_memory.percent > 0) {
         return dmk_error_set(reterr, -DMK_EINVAL,
                              "kv-memory: a mock has no model that says how large a page is; give "
                              "full-pages and window-pages");

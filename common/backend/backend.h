@@ -42,6 +42,11 @@ enum dmk_fill {
     DMK_FILL_ONES,   /* bf16 */
 };
 
+struct dmk_backend_memory {
+    uint64_t total, free; /* bytes; free is what nobody holds now, processes of others included */
+    uint32_t device;      /* backends with the same number share it */
+};
+
 struct dmk_backend_ops {
     const char *name;
     bool async; /* a device: calls queue, and memory of DMK_MEM_DEVICE is not the host's to touch */
@@ -53,6 +58,9 @@ struct dmk_backend_ops {
      * backend have (a library that copies pages). 0 or -DMK_EDEVICE. Any thread may call it, but not while a
      * graph is being captured: that would break the capture. NULL: nothing queues. */
     int (*wait_all)(struct dmk_backend *be);
+    /* Of DMK_MEM_DEVICE. On the host: of the machine, or of the control group that bounds this process. 0 or
+     * -DMK_EDEVICE. */
+    int (*memory)(struct dmk_backend *be, struct dmk_backend_memory *ret);
     int (*alloc)(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr);
     void (*free)(struct dmk_backend *be, enum dmk_mem mem, void *ptr, size_t bytes);
     struct dmk_stream *(*stream)(struct dmk_backend *be, enum dmk_stream_id id);

@@ -3,6 +3,8 @@
  * "cpu" runs the fastest kernels of this processor, "ref" the plain ones; both give the same bits. */
 #include "common/backend/backend.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -49,6 +51,47 @@ static void close_cpu(struct dmk_backend *be)
     struct cpu *cpu = (struct cpu *)be;
     dmk_team_free(&cpu->team);
     free(cpu);
+}
+
+/* The number behind a key at the beginning of a line, or the file's first one where key is "". */
+static bool read_number(const char *path, const char *key, uint64_t *ret)
+{
+    const size_t key_len = strlen(key);
+    char line[256], *end;
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        if (strncmp(line, key, key_len) == 0) {
+            errno = 0;
+            const uint64_t v = strtoull(line + key_len, &end, 10);
+            found = end != line + key_len && errno == 0;
+            *ret = found ? v : *ret;
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return found;
+}
+
+static int tell_memory(struct dmk_backend *be, struct dmk_backend_memory *ret)
+{
+    struct dmk_backend_memory m = {0};
+    uint64_t limit = 0;
+    (void)be;
+    if (!read_number("/proc/meminfo", "MemTotal:", &m.total) ||
+        !read_number("/proc/meminfo", "MemAvailable:", &m.free)) {
+        return -DMK_EDEVICE;
+    }
+    m.total *= 1024;
+    m.free *= 1024;
+    /* "max" where there is none. What files hold of it comes free when it is wanted, so it is not looked at. */
+    if (read_number("/sys/fs/cgroup/memory.max", "", &limit) && limit < m.total) {
+        m.total = limit;
+    }
+    m.free = m.free < m.total ? m.free : m.total;
+    *ret = m;
+    return 0;
 }
 
 static int alloc_host(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr)
@@ -137,6 +180,7 @@ const struct dmk_backend_ops dmk_backend_cpu = {
     .name = "cpu",
     .open = open_cpu,
     .close = close_cpu,
+    .memory = tell_memory,
     .alloc = alloc_host,
     .free = free_host,
     .stream = stream_of,
@@ -154,6 +198,7 @@ const struct dmk_backend_ops dmk_backend_ref = {
     .name = "ref",
     .open = open_ref,
     .close = close_cpu,
+    .memory = tell_memory,
     .alloc = alloc_host,
     .free = free_host,
     .stream = stream_of,

@@ -164,6 +164,17 @@ static int wait_all(struct dmk_backend *be)
     return err == cudaSuccess ? 0 : -DMK_EDEVICE;
 }
 
+static int tell_memory(struct dmk_backend *be, struct dmk_backend_memory *ret)
+{
+    size_t free_bytes, total;
+    bind_thread(be);
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        return -DMK_EDEVICE;
+    }
+    *ret = (struct dmk_backend_memory){total, free_bytes, (uint32_t)cuda_of(be)->device};
+    return 0;
+}
+
 static int alloc_cuda(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr)
 {
     void *ptr;
@@ -359,6 +370,7 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .close = close_cuda,
     .bind = bind_thread,
     .wait_all = wait_all,
+    .memory = tell_memory,
     .alloc = alloc_cuda,
     .free = free_cuda,
     .stream = stream_of,

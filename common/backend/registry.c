@@ -12,9 +12,9 @@ static const struct dmk_backend_ops *const backends[] = {
 
 static void check_ops(const struct dmk_backend_ops *ops)
 {
-    dmk_assert(ops->open && ops->close && ops->alloc && ops->free && ops->stream && ops->copy &&
-               ops->sync && ops->event_new && ops->event_free && ops->record && ops->wait &&
-               ops->wait_host && ops->kernels);
+    dmk_assert(ops->open && ops->close && ops->memory && ops->alloc && ops->free && ops->stream &&
+               ops->copy && ops->sync && ops->event_new && ops->event_free && ops->record &&
+               ops->wait && ops->wait_host && ops->kernels);
     dmk_assert(!ops->async || (ops->fill && ops->describe && ops->reach));
     bool graphs = ops->graph_begin != NULL;
     dmk_assert(graphs == (ops->graph_end != NULL) && graphs == (ops->graph_run != NULL) &&

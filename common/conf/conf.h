@@ -23,11 +23,17 @@ enum dmk_conf_type {
     DMK_CONF_BOOL,     /* bool */
     DMK_CONF_U32,      /* uint32_t */
     DMK_CONF_U64,      /* uint64_t; accepts k, M, G, Ki, Mi, Gi */
+    DMK_CONF_MEMORY,   /* struct dmk_conf_memory: as U64, or a share of what there is, as 90% */
     DMK_CONF_DOUBLE,   /* double, finite */
     DMK_CONF_MS,       /* uint64_t milliseconds; accepts 100ms, 5s, 2m, 1h, and 0 */
     DMK_CONF_ENUM,     /* uint32_t index into words */
     DMK_CONF_STR_LIST, /* struct dmk_conf_list; comma-separated, or a YAML list */
     DMK_CONF_SECRETS,  /* the same, and never printed */
+};
+
+struct dmk_conf_memory {
+    uint64_t bytes; /* 0 with a share */
+    double percent; /* above 0, at most 100; 0: bytes says it */
 };
 
 struct dmk_conf_list {

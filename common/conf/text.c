@@ -7,9 +7,11 @@
 static void put_type(const struct dmk_conf_option *opt, struct dmk_buf *out)
 {
     static const char *const names[] = {
-        [DMK_CONF_STR] = "text",  [DMK_CONF_BOOL] = "bool",     [DMK_CONF_U32] = "number",
-        [DMK_CONF_U64] = "size",  [DMK_CONF_DOUBLE] = "real",   [DMK_CONF_MS] = "time",
-        [DMK_CONF_ENUM] = "word", [DMK_CONF_STR_LIST] = "list", [DMK_CONF_SECRETS] = "list",
+        [DMK_CONF_STR] = "text",     [DMK_CONF_BOOL] = "bool",
+        [DMK_CONF_U32] = "number",   [DMK_CONF_U64] = "size",
+        [DMK_CONF_DOUBLE] = "real",  [DMK_CONF_MS] = "time",
+        [DMK_CONF_ENUM] = "word",    [DMK_CONF_STR_LIST] = "list",
+        [DMK_CONF_SECRETS] = "list", [DMK_CONF_MEMORY] = "size or share",
     };
 
     dmk_buf_puts(out, names[opt->type]);

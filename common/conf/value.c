@@ -169,6 +169,33 @@ static int set_whole(const struct dmk_conf_option *opt, const char *text, void *
     return 0;
 }
 
+static int set_memory(const struct dmk_conf_option *opt, const char *text, void *conf,
+                      const char *where, struct dmk_error *reterr)
+{
+    struct dmk_conf_memory *memory = field(opt, conf);
+    const size_t len = strlen(text);
+    char digits[32];
+    double percent;
+    uint64_t bytes;
+
+    if (parse_whole(text, size_units, &bytes)) {
+        *memory = (struct dmk_conf_memory){.bytes = bytes};
+        return 0;
+    }
+    if (len > 1 && len <= sizeof(digits) && text[len - 1] == '%') {
+        memcpy(digits, text, len - 1);
+        digits[len - 1] = 0;
+        if (parse_double(digits, &percent) && percent > 0 && percent <= 100) {
+            *memory = (struct dmk_conf_memory){.percent = percent};
+            return 0;
+        }
+    }
+    return refuse(opt, text, where,
+                  "a size (like 40Gi; units k, M, G, Ki, Mi, Gi) or a share (like 90%, above 0 and "
+                  "at most 100%)",
+                  reterr);
+}
+
 void dmk_conf__list_add(struct dmk_conf_list *list, const char *text, size_t len)
 {
     list->items = realloc(list->items, (list->n + 1) * sizeof(*list->items));
@@ -236,6 +263,8 @@ int dmk_conf__set(const struct dmk_conf_option *opt, const char *text, bool add,
     case DMK_CONF_U64:
     case DMK_CONF_MS:
         return set_whole(opt, text, conf, where, reterr);
+    case DMK_CONF_MEMORY:
+        return set_memory(opt, text, conf, where, reterr);
     case DMK_CONF_DOUBLE:
         if (!parse_double(text, &d)) {
             return refuse(opt, text, where, "a finite number", reterr);
@@ -277,6 +306,16 @@ void dmk_conf__value_text(const struct dmk_conf_option *opt, const void *conf, s
     case DMK_CONF_U64:
         dmk_buf_printf(out, "%" PRIu64, *(const uint64_t *)v);
         break;
+    case DMK_CONF_MEMORY: {
+        const struct dmk_conf_memory *memory = v;
+
+        if (memory->percent > 0) {
+            dmk_buf_printf(out, "%.17g%%", memory->percent);
+        } else {
+            dmk_buf_printf(out, "%" PRIu64, memory->bytes);
+        }
+        break;
+    }
     case DMK_CONF_MS:
         dmk_buf_printf(out, "%" PRIu64 "ms", *(const uint64_t *)v);
         break;

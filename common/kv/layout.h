@@ -58,6 +58,14 @@ static inline uint64_t dmk_kv_window_offset(const struct dmk_kv_layout *l, uint3
            l->page_bytes;
 }
 
+/* What pools take that are as small as n_sequences allow, whatever numbers of pages the layout has. */
+uint64_t dmk_kv_least_bytes(const struct dmk_kv_layout *l, uint32_t n_sequences);
+
+/* Sets the numbers of pages that fit in so many bytes. Of five pages four are full ones, but n_sequences have their
+ * window pages in any case; full pages of a model without full layers stay as many as they are. -DMK_EINVAL where
+ * bytes are fewer than the least. */
+int dmk_kv_fit(struct dmk_kv_layout *l, uint64_t bytes, uint32_t n_sequences);
+
 /* Pages that hold n tokens. */
 static inline uint32_t dmk_kv_pages_for(uint64_t n_tokens)
 {

@@ -100,6 +100,9 @@ int dmk_device_open(struct dmk_engine *engine, struct dmk_error *reterr)
                                       engine->shape.vocab * sizeof(float), &dev->logits_host,
                                       "a row of logits", reterr);
     }
+    if (status == 0) {
+        status = dmk_engine_pages_fill(engine, reterr);
+    }
     return status == 0 ? dmk_device_capture(engine, reterr) : status;
 }
 

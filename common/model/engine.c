@@ -93,47 +93,6 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     return 0;
 }
 
-static int alloc_stage(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
-{
-    struct dmk_kv_mem *stage = &rank->stage;
-    if (!rank->backend->ops->async || engine->conf.n_stage_full_pages == 0) {
-        return 0;
-    }
-    stage->layout = rank->kv.layout;
-    stage->layout.n_full_pages = engine->conf.n_stage_full_pages;
-    stage->layout.n_window_pages = engine->conf.n_stage_window_pages;
-    int status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, dmk_kv_full_bytes(&stage->layout),
-                                      &stage->full, "the staging of full pages", reterr);
-    if (status == 0) {
-        status = dmk_engine_alloc_mem(rank, DMK_MEM_HOST, dmk_kv_window_bytes(&stage->layout),
-                                      &stage->window, "the staging of window pages", reterr);
-    }
-    return status;
-}
-
-static int alloc_pages(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
-{
-    const struct dmk_shape *s = &engine->shape;
-    struct dmk_kv_mem *kv = &rank->kv;
-    kv->layout = (struct dmk_kv_layout){
-        .n_full_layers = dmk_shape_n_full_layers(s),
-        .n_window_layers = dmk_shape_n_window_layers(s),
-        .n_kv_heads = s->n_kv_heads,
-        .kv_head_first = rank->shard.kv_head_first,
-        .n_local_heads = rank->shard.n_kv_heads,
-        .page_bytes = 2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t),
-        .n_full_pages = engine->conf.n_full_pages,
-        .n_window_pages = engine->conf.n_window_pages,
-    };
-    int status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, dmk_kv_full_bytes(&kv->layout),
-                                      &kv->full, "the full page pool", reterr);
-    if (status == 0) {
-        status = dmk_engine_alloc_mem(rank, DMK_MEM_DEVICE, dmk_kv_window_bytes(&kv->layout),
-                                      &kv->window, "the window page pool", reterr);
-    }
-    return status == 0 ? alloc_stage(engine, rank, reterr) : status;
-}
-
 static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk_backend_conf *conf,
                      struct dmk_error *reterr)
 {
@@ -159,7 +118,10 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
     if (rank->backend->ops->async) {
         engine->max_moe_rows = max_u32(engine->max_moe_rows, dmk_device_moe_rows(&engine->conf));
     }
-    status = alloc_pages(engine, rank, reterr);
+    if (engine->conf.memory_percent <=
+        0) { /* before the weights: what does not fit is seen early */
+        status = dmk_engine_pages_alloc(rank, reterr);
+    }
     return status == 0 ? dmk_engine_acts_alloc(engine, rank, reterr) : status;
 }
 
@@ -276,7 +238,8 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
     engine->shape = weights->shape;
     engine->n_ranks = n_ranks;
     engine->max_allocs = max_allocs;
-    uint64_t pageable = (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
+    uint64_t pageable =
+        conf->memory_percent > 0 ? UINT32_MAX : (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
     engine->n_positions =
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
     /* The reference set on the host is told apart by its options, not by its bits. */
@@ -298,12 +261,11 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         return status;
     }
     dmk_rope_table(&engine->shape, engine->n_positions, engine->rope);
-    if (engine->ranks[0].backend->ops->async) {
-        status = dmk_device_open(engine, reterr);
-        if (status != 0) {
-            dmk_engine_close(&engine);
-            return status;
-        }
+    status = engine->ranks[0].backend->ops->async ? dmk_device_open(engine, reterr)
+                                                  : dmk_engine_pages_fill(engine, reterr);
+    if (status != 0) {
+        dmk_engine_close(&engine);
+        return status;
     }
     *ret = engine;
     return 0;

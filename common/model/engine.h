@@ -27,6 +27,10 @@ struct dmk_engine_conf {
     uint32_t n_threads;       /* over all ranks; 0 = one a core */
     uint32_t n_full_pages;    /* of each group */
     uint32_t n_window_pages;
+    /* Above 0: instead of these, as many as fit when weights, steps and pages of this engine fill each device up to
+     * this share of its whole memory, with room for n_pool_seqs sequences at least (dmk_kv_fit). */
+    double memory_percent;
+    uint32_t n_pool_seqs;
     /* Of each rank in host memory, for dmk_step.stage; 0: none. Hosts have none. */
     uint32_t n_stage_full_pages, n_stage_window_pages;
     uint32_t max_step_tokens; /* bound of the sum of n_tokens in a step, over all groups */

@@ -130,6 +130,12 @@ int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr);
 int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
                           struct dmk_error *reterr);
 
+/* A rank's page memory and its staging, by the numbers of pages of the conf. */
+int dmk_engine_pages_alloc(struct dmk_rank *rank, struct dmk_error *reterr);
+/* Where the conf has a memory_percent instead: makes the numbers of pages of what that leaves, and allocates for all
+ * ranks. Everything else that stays has to be there already. */
+int dmk_engine_pages_fill(struct dmk_engine *engine, struct dmk_error *reterr);
+
 /* Zeroed memory of the rank's backend that lives as long as the engine. */
 int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
                          const char *what, struct dmk_error *reterr);

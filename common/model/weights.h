@@ -86,6 +86,8 @@ struct dmk_rank_weights {
 int dmk_weights_open(const struct dmk_weights_conf *conf, struct dmk_weights **ret,
                      struct dmk_error *reterr);
 void dmk_weights_close(struct dmk_weights **weights);
+/* What they take on a host: of files that are mapped, and copies. */
+uint64_t dmk_weights_bytes(const struct dmk_weights *weights);
 
 /* The pointers live as long as the weights; the array of layers is given back by _release. */
 int dmk_weights_of_rank(const struct dmk_weights *weights, struct dmk_layout layout, uint32_t rank,

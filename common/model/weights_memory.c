@@ -38,6 +38,16 @@ void *dmk_weights_own(struct dmk_weights *w, uint64_t n_bytes)
     return (char *)block + BLOCK_HEADER;
 }
 
+uint64_t dmk_weights_bytes(const struct dmk_weights *w)
+{
+    uint64_t bytes = w->total_bytes;
+
+    for (const struct dmk_weights_block *b = w->owned; b; b = b->next) {
+        bytes += b->map_bytes;
+    }
+    return bytes;
+}
+
 void dmk_weights_disown(struct dmk_weights *w)
 {
     while (w->owned) {

@@ -4,9 +4,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/config.h"
 
-#define PAGE_BYTES ((uint64_t)2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t))
-#define MIN_PAGES  4
-#define MAX_PAGES  16777216
+#define PAGE_BYTES (2u * DMK_PAGE_TOKENS * DMK_HEAD_DIM * (uint32_t)sizeof(uint16_t))
 
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
@@ -76,9 +74,10 @@ static const struct dmk_conf_option options[] = {
      AT(dp)},
     {"threads", DMK_CONF_U32, "0", 0, 1024, NULL,
      "Threads of the CPU backends over all ranks; 0: one a core.", AT(threads)},
-    {"kv-memory", DMK_CONF_U64, "0", 0, 0, NULL,
-     "Bytes for the pages of both pools on each rank, as 40Gi: full-pages and window-pages follow "
-     "from it and the model; 0: they are given.",
+    {"kv-memory", DMK_CONF_MEMORY, "0", 0, 0, NULL,
+     "Memory for the pages of both pools: bytes on each rank, as 40Gi, or a share of each device's "
+     "whole memory, as 90%, which this worker's weights, steps and pages fill together. full-pages "
+     "and window-pages follow from it and the model; 0: they are given.",
      AT(kv_memory)},
     {"full-pages", DMK_CONF_U32, "4096", 4, 16777216, NULL,
      "Pages (64 tokens) of the pool for full-attention layers, in each group.", AT(full_pages)},
@@ -145,33 +144,33 @@ static int find_shape(const struct dmk_worker_conf *c, struct dmk_shape *ret,
 int dmk_worker_options_size_pools(struct dmk_worker_conf *c, uint32_t n_sequences,
                                   struct dmk_error *reterr)
 {
+    const uint64_t bytes = c->kv_memory.bytes;
     struct dmk_shape shape = {0};
-    uint64_t heads_bytes, full, window, n_window, n_full, rings;
+    struct dmk_kv_layout layout;
     int r;
 
-    if (c->kv_memory == 0) {
+    if (bytes == 0) {
         return 0;
     }
     r = find_shape(c, &shape, reterr);
     if (r < 0) {
         return r;
     }
-    heads_bytes = (uint64_t)(shape.n_kv_heads > c->tp ? shape.n_kv_heads / c->tp : 1) * PAGE_BYTES;
-    full = dmk_shape_n_full_layers(&shape) * heads_bytes;
-    window = dmk_shape_n_window_layers(&shape) * heads_bytes;
-    n_window = c->kv_memory / (4 * full + window);
-    n_window = n_window > (uint64_t)DMK_WINDOW_RING * n_sequences
-                   ? n_window
-                   : (uint64_t)DMK_WINDOW_RING * n_sequences;
-    rings = n_window * window;
-    if (rings + MIN_PAGES * full > c->kv_memory) {
-        return dmk_error_set(
-            reterr, -DMK_EINVAL,
-            "kv-memory is %llu bytes: %u sequences need %llu of them for their windows alone",
-            (unsigned long long)c->kv_memory, n_sequences, (unsigned long long)rings);
+    layout = (struct dmk_kv_layout){
+        .n_full_layers = dmk_shape_n_full_layers(&shape),
+        .n_window_layers = dmk_shape_n_window_layers(&shape),
+        .n_local_heads = shape.n_kv_heads > c->tp ? shape.n_kv_heads / c->tp : 1,
+        .page_bytes = PAGE_BYTES,
+        .n_full_pages = c->full_pages,
+    };
+    if (dmk_kv_fit(&layout, bytes, n_sequences) < 0) {
+        return dmk_error_set(reterr, -DMK_EINVAL,
+                             "kv-memory is %llu bytes: the smallest pools for %u sequences take "
+                             "%llu; give as much, or fewer sequences",
+                             (unsigned long long)bytes, n_sequences,
+                             (unsigned long long)dmk_kv_least_bytes(&layout, n_sequences));
     }
-    n_full = full ? (c->kv_memory - rings) / full : c->full_pages; /* one layer: no full one */
-    c->window_pages = n_window < MAX_PAGES ? (uint32_t)n_window : MAX_PAGES;
-    c->full_pages = n_full < MAX_PAGES ? (uint32_t)n_full : MAX_PAGES;
+    c->full_pages = layout.n_full_pages;
+    c->window_pages = layout.n_window_pages;
     return 0;
 }

@@ -22,7 +22,7 @@ struct dmk_worker_conf {
     char *tls_cert, *tls_key, *tls_router_ca, *tls_router_name; /* "" = none */
     uint32_t tp, dp;
     uint32_t threads;
-    uint64_t kv_memory;                /* bytes of both pools on a rank; 0 = the next two say */
+    struct dmk_conf_memory kv_memory;  /* of both pools on a rank, or a share of its device */
     uint32_t full_pages, window_pages; /* of each group's pools, on each of its ranks */
     uint32_t max_context;
     bool reuse;
@@ -54,7 +54,7 @@ extern const struct dmk_conf_part dmk_worker_part;
 int dmk_worker_options_check(const struct dmk_worker_conf *conf, bool prefill,
                              struct dmk_error *reterr);
 
-/* Where kv_memory is given: makes the numbers of pages of it, by the model that the options name. Of five pages
- * four are full ones, but n_sequences have their window pages in any case. */
+/* Where kv_memory is a size: makes the numbers of pages of it (dmk_kv_fit), by the model that the options name. What a
+ * share comes to is seen when the weights are loaded. */
 int dmk_worker_options_size_pools(struct dmk_worker_conf *conf, uint32_t n_sequences,
                                   struct dmk_error *reterr);

@@ -128,8 +128,8 @@ static void send_hello(struct dmk_worker__router *r)
     hello.tp = w->port.layout.tp;
     hello.dp = w->port.layout.dp;
     hello.page_tokens = DMK_PAGE_TOKENS;
-    hello.n_full_pages = w->conf->full_pages;
-    hello.n_window_pages = w->conf->window_pages;
+    hello.n_full_pages = w->port.kv[0]->layout.n_full_pages;
+    hello.n_window_pages = w->port.kv[0]->layout.n_window_pages;
     hello.max_context = w->limits.max_context;
     hello.revision = w->conf->revision;
     hello.n_eos_ids = w->port.shape->n_eos;

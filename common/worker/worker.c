@@ -144,6 +144,17 @@ static void on_load_progress(void *ud, uint64_t done_bytes, uint64_t total_bytes
     }
 }
 
+static void tell_pages(const struct dmk_worker *w, const struct dmk_engine_conf *conf)
+{
+    const struct dmk_kv_layout *l = &w->port.kv[0]->layout;
+    const uint64_t bytes = dmk_kv_full_bytes(l) + dmk_kv_window_bytes(l);
+
+    dmk_log_info("worker=%s kv-memory %.10g%%: %u full and %u window pages in each group, %.1f GiB "
+                 "on each rank",
+                 w->id, conf->memory_percent, l->n_full_pages, l->n_window_pages,
+                 (double)bytes / 1073741824.0);
+}
+
 static int open_real_engine(struct dmk_worker *w)
 {
     const struct dmk_worker_conf *c = w->conf;
@@ -158,6 +169,7 @@ static int open_real_engine(struct dmk_worker *w)
         .no_verify = !c->verify_weights,
         .n_full_pages = c->full_pages,
         .n_window_pages = c->window_pages,
+        .memory_percent = c->kv_memory.percent,
         .on_progress = on_load_progress,
         .ud = w,
     };
@@ -176,6 +188,9 @@ static int open_real_engine(struct dmk_worker *w)
             dmk_log_warn(
                 "worker=%s has fewer devices than its tp %u x dp %u ranks, which share them", w->id,
                 conf.layout.tp, conf.layout.dp);
+        }
+        if (conf.memory_percent > 0) {
+            tell_pages(w, &conf);
         }
         if (graphs.n_wanted > 0) {
             dmk_log_info("worker=%s captured %u of %u decode graphs in %.1f s", w->id,

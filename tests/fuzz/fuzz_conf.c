@@ -18,6 +18,7 @@ struct conf {
     bool fast;
     uint32_t port;
     uint64_t bytes;
+    struct dmk_conf_memory memory;
     double rate;
     uint64_t wait_ms;
     uint32_t mode;
@@ -32,6 +33,7 @@ static const struct dmk_conf_option options[] = {
     {"fast", DMK_CONF_BOOL, "false", 0, 0, NULL, "Be fast.", AT(fast)},
     {"http-port", DMK_CONF_U32, "8000", 1, 65535, NULL, "Port.", AT(port)},
     {"max-bytes", DMK_CONF_U64, "1Mi", 1, 1e12, NULL, "Bound of a body.", AT(bytes)},
+    {"memory", DMK_CONF_MEMORY, "0", 0, 0, NULL, "Size or share.", AT(memory)},
     {"rate", DMK_CONF_DOUBLE, "0.5", 0, 1, NULL, "Share.", AT(rate)},
     {"wait", DMK_CONF_MS, "5s", 1, 60000, NULL, "How long to wait.", AT(wait_ms)},
     {"mode", DMK_CONF_ENUM, "auto", 0, 0, modes, "When.", AT(mode)},
@@ -66,6 +68,8 @@ static void check(const struct conf *c)
 {
     dmk_assert(c->model && c->port >= 1 && c->port <= 65535);
     dmk_assert(c->bytes >= 1 && c->bytes <= 1000000000000u);
+    dmk_assert(c->memory.percent >= 0 && c->memory.percent <= 100 &&
+               (c->memory.percent == 0 || c->memory.bytes == 0));
     dmk_assert(isfinite(c->rate) && c->rate >= 0 && c->rate <= 1);
     dmk_assert(c->wait_ms >= 1 && c->wait_ms <= 60000);
     dmk_assert(c->mode < 3 && c->workers.n <= 3);

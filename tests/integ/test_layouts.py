@@ -4,6 +4,7 @@ ones that matter most, with pages that travel between processes, and what a refu
 
 import concurrent.futures
 import json
+import re
 import subprocess
 
 import pytest
@@ -46,6 +47,28 @@ def test_layout_changes_nothing(build, model, wanted, name):
         assert used >= min(dp, 4), f"{used} of {dp} groups had a sequence: {state['groups']}"
         for worker in c.prefill + c.decode:
             pools_balance(worker)
+
+
+def test_pools_by_a_share_of_the_memory(build, model, wanted):
+    share = ["--kv-memory", "2%"]
+    c = Cluster(build, model, prefill=1, decode=1, name="layouts-share", prefill_tp=2, prefill_args=share,
+                decode_args=[*share, "--local-prefill-below", "60"])
+    with c:
+        for n, kind in wanted:
+            assert answer(c, ids(n, n), **KINDS[kind])[0] == wanted[n, kind]
+        for worker in c.prefill + c.decode:
+            pools = json.loads(get(worker.admin + "/state")[1])["pools"]
+            said = re.search(r"kv-memory 2%: (\d+) full and (\d+) window pages in each group", worker.log_tail(100))
+            assert [int(n) for n in said.groups()] == [pools["full"]["total"], pools["window"]["total"]]
+            pools_balance(worker)
+
+
+def test_a_share_that_is_too_small(build, model):
+    p = Cluster(build, model, prefill=0, decode=1, name="layouts-small", decode_args=["--kv-memory", "0.01%"]).decode[0]
+    p.start()
+    assert p.popen.wait(30) == 1
+    assert re.search(r"can not start: 0\.01% of the [\d.]+ GiB of rank 0 are 0\.0 GiB but the model and the smallest pools "
+                     r"for 64 sequences take [\d.]+ GiB: give [\d.]+% or more\n$", p.log_tail(1))
 
 
 @pytest.mark.parametrize("program, argv, sentence", [

@@ -16,6 +16,7 @@ struct conf {
     bool fast;
     uint32_t port;
     uint64_t bytes;
+    struct dmk_conf_memory memory;
     double rate;
     uint64_t wait_ms;
     uint32_t mode;
@@ -31,6 +32,7 @@ static const struct dmk_conf_option options[] = {
     {"fast", DMK_CONF_BOOL, "false", 0, 0, NULL, "Be fast.", AT(fast)},
     {"http-port", DMK_CONF_U32, "8000", 0, 65535, NULL, "Port.", AT(port)},
     {"max-bytes", DMK_CONF_U64, "1Mi", 1, 1e12, NULL, "Bound of a body.", AT(bytes)},
+    {"memory", DMK_CONF_MEMORY, "0", 0, 0, NULL, "Size or share.", AT(memory)},
     {"rate", DMK_CONF_DOUBLE, "0.5", 0, 1, NULL, "Share | part.", AT(rate)},
     {"wait", DMK_CONF_MS, "5s", 1, 60000, NULL, "How long to wait.", AT(wait_ms)},
     {"mode", DMK_CONF_ENUM, "auto", 0, 0, modes, "When.", AT(mode)},
@@ -83,6 +85,7 @@ static void defaults_and_command_line(void **state)
     assert_false(c.fast);
     assert_int_equal(c.port, 8000);
     assert_int_equal(c.bytes, 1 << 20);
+    assert_true(c.memory.bytes == 0 && c.memory.percent == 0);
     assert_true(c.rate == 0.5);
     assert_int_equal(c.wait_ms, 5000);
     assert_int_equal(c.mode, 0);
@@ -107,6 +110,28 @@ static void defaults_and_command_line(void **state)
     assert_int_equal(LOAD(&c, NULL, "--model=/m", "--fast", "--no-fast"), 0);
     assert_false(c.fast);
     dmk_conf_free(&program, &c);
+}
+
+static void memory_is_a_size_or_a_share(void **state)
+{
+    static const struct {
+        const char *arg;
+        uint64_t bytes;
+        double percent;
+    } good[] = {{"--memory=40Gi", UINT64_C(40) << 30, 0},
+                {"--memory=7", 7, 0},
+                {"--memory=0", 0, 0},
+                {"--memory=90%", 0, 90},
+                {"--memory=92.5%", 0, 92.5},
+                {"--memory=100%", 0, 100}};
+    struct conf c;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        assert_int_equal(LOAD(&c, NULL, "--model=/m", "--memory=33%", good[i].arg), 0);
+        assert_true(c.memory.bytes == good[i].bytes && c.memory.percent == good[i].percent);
+        dmk_conf_free(&program, &c);
+    }
 }
 
 static void refuse(const char *arg, const char *says)
@@ -134,6 +159,16 @@ static void refusals_name_key_value_and_bound(void **state)
     refuse("--max-bytes=99999999999999999999", "--max-bytes");
     refuse("--max-bytes=18446744073709551615k", "--max-bytes");
     refuse("--max-bytes=1K", "units k, M, G");
+    refuse("--memory=0%",
+           "--memory: \"0%\" is not a size (like 40Gi; units k, M, G, Ki, Mi, Gi) or "
+           "a share (like 90%, above 0 and at most 100%)");
+    refuse("--memory=0.9", "a share (like 90%");
+    refuse("--memory=100.1%", "a share");
+    refuse("--memory=-5%", "a share");
+    refuse("--memory=nan%", "a share");
+    refuse("--memory=%", "a share");
+    refuse("--memory=9 %", "a share");
+    refuse("--memory=1.00000000000000000000000000000000000000001%", "a share");
     refuse("--rate=nan", "--rate: \"nan\" is not a finite number");
     refuse("--rate=inf", "--rate");
     refuse("--rate=1.01", "--rate: \"1.01\" is not in range (allowed: 0 to 1)");
@@ -269,10 +304,13 @@ static void dump_reads_back(void **state)
     size_t n;
 
     (void)state;
+    assert_int_equal(setenv("DAMASK_TEST_MEMORY", "92.5%", 1), 0);
     /* A name that needs quoting. */
     assert_int_equal(load_to_file(&c, "--model=/m \"x\": \\ #\n[1]", "--dump-config"), 1);
     dmk_conf_free(&program, &c);
+    assert_int_equal(unsetenv("DAMASK_TEST_MEMORY"), 0);
     assert_int_equal(LOAD(&d, NULL, "--config", path), 0);
+    assert_true(d.memory.percent == 92.5 && d.memory.bytes == 0);
     assert_string_equal(d.model, "/m \"x\": \\ #\n[1]");
     assert_int_equal(d.wait_ms, 5000);
     assert_int_equal(d.bytes, 1 << 20);
@@ -362,6 +400,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_and_command_line),
+        cmocka_unit_test(memory_is_a_size_or_a_share),
         cmocka_unit_test(refusals_name_key_value_and_bound),
         cmocka_unit_test(file_then_environment_then_command_line),
         cmocka_unit_test(bad_files),

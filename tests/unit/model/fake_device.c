@@ -49,12 +49,14 @@ struct fake_stream {
 
 struct fake {
     struct dmk_backend base;
+    uint32_t device;
     struct fake_stream streams[2];
 };
 
 static struct {
     uint64_t seed, n_draws;
     bool share;
+    uint64_t total, others, used[MAX_STREAMS]; /* bytes of each device's memory */
     struct fake_stream *streams[MAX_STREAMS];
     struct queues queues;
     struct dmk_graph *capture;
@@ -65,6 +67,12 @@ static struct {
 void fake_device_seed(uint64_t seed)
 {
     sim.seed = seed;
+}
+
+void fake_device_memory(uint64_t total, uint64_t others)
+{
+    sim.total = total;
+    sim.others = others;
 }
 
 void fake_device_share(bool share)
@@ -190,10 +198,11 @@ static int open_fake(const struct dmk_backend_conf *conf, struct dmk_backend **r
                      struct dmk_error *reterr)
 {
     struct fake *fake = calloc(1, sizeof(*fake));
-    (void)conf;
     (void)reterr;
     dmk_assert(fake);
     fake->base.ops = &dmk_backend_cuda;
+    fake->device = sim.share ? 0 : conf->device;
+    dmk_assert(fake->device < MAX_STREAMS);
     for (int i = 0; i < 2; i++) {
         uint32_t id = 0;
         while (sim.streams[id]) {
@@ -222,10 +231,17 @@ static void bind(struct dmk_backend *be)
     (void)be;
 }
 
+static int tell_memory(struct dmk_backend *be, struct dmk_backend_memory *ret)
+{
+    const uint32_t device = ((struct fake *)be)->device;
+    const uint64_t used = sim.others + sim.used[device];
+    *ret = (struct dmk_backend_memory){sim.total, used < sim.total ? sim.total - used : 0, device};
+    return 0;
+}
+
 static int alloc_fake(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, void **ret_ptr)
 {
-    (void)be;
-    (void)mem;
+    sim.used[((struct fake *)be)->device] += mem == DMK_MEM_DEVICE ? bytes : 0;
     *ret_ptr = aligned_alloc(256, (bytes + 256) / 256 * 256);
     dmk_assert(*ret_ptr);
     memset(*ret_ptr, 0, bytes);
@@ -235,9 +251,7 @@ static int alloc_fake(struct dmk_backend *be, enum dmk_mem mem, size_t bytes, vo
 
 static void free_fake(struct dmk_backend *be, enum dmk_mem mem, void *ptr, size_t bytes)
 {
-    (void)be;
-    (void)mem;
-    (void)bytes;
+    sim.used[((struct fake *)be)->device] -= mem == DMK_MEM_DEVICE ? bytes : 0;
     free(ptr);
 }
 
@@ -421,6 +435,7 @@ const struct dmk_backend_ops dmk_backend_cuda = {
     .open = open_fake,
     .close = close_fake,
     .bind = bind,
+    .memory = tell_memory,
     .alloc = alloc_fake,
     .free = free_fake,
     .stream = get_stream,

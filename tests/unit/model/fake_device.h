@@ -17,4 +17,6 @@ struct fake_device_stats {
 void fake_device_seed(uint64_t seed);
 /* Whether backends opened from here on say that they are on one device; then kernels must not wait for others. */
 void fake_device_share(bool share);
+/* Memory of each device, and what other programs hold of it. Nothing is refused for it: it is only told. */
+void fake_device_memory(uint64_t total, uint64_t others);
 struct fake_device_stats fake_device_stats(void);

@@ -48,6 +48,8 @@ static struct dmk_engine *open_with(struct dmk_weights *weights, const char *bac
         conf.ud = more->ud;
         conf.n_stage_full_pages = more->n_stage_full_pages;
         conf.n_stage_window_pages = more->n_stage_window_pages;
+        conf.memory_percent = more->memory_percent;
+        conf.n_pool_seqs = more->n_pool_seqs;
     }
     if (dmk_engine_open_weights(&conf, weights, &engine, &error) != 0) {
         fail_msg("open: %s", error.text);
@@ -460,6 +462,95 @@ static void test_deep(void **state)
     memory_weights_free(weights);
 }
 
+/* The sentence with which a share is refused; the number before the word that follows its first "give". */
+static double refused_share(struct dmk_weights *weights, double percent, const char *part)
+{
+    const struct dmk_engine_conf conf = {.backend = "cuda",
+                                         .layout = {1, 1},
+                                         .n_full_pages = N_FULL,
+                                         .n_window_pages = N_WINDOW,
+                                         .memory_percent = percent,
+                                         .n_pool_seqs = MAX_SEQS,
+                                         .max_step_tokens = MAX_ROWS,
+                                         .max_step_seqs = MAX_SEQS,
+                                         .max_logit_rows = MAX_ROWS};
+    struct dmk_engine *engine = NULL;
+    struct dmk_error error = {0};
+    assert_int_equal(dmk_engine_open_weights(&conf, weights, &engine, &error), -DMK_ENOMEM);
+    assert_null(engine);
+    if (!strstr(error.text, part)) {
+        fail_msg("\"%s\" does not hold \"%s\"", error.text, part);
+    }
+    const char *give = strstr(error.text, "give ");
+    return give ? strtod(give + 5, NULL) : 0;
+}
+
+/* Pools of a share of the devices' memory: with everything else they fill it, and one page more would not fit, wherever
+ * ranks are; steps are those of any pools. */
+static void test_share(void **state)
+{
+    const uint64_t gib = UINT64_C(1) << 30, total = gib + (UINT64_C(160) << 20);
+    const struct dmk_shape shape = small_shape(3);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, seed);
+    struct dmk_engine_conf conf = {.memory_percent = 95, .n_pool_seqs = MAX_SEQS};
+    float *want[MAX_SEQS];
+    static struct seq seqs[MAX_SEQS];
+    double percent;
+
+    (void)state;
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        want[i] = plain_logits(weights, i);
+    }
+    for (uint32_t tp = 1; tp <= 4; tp *= 2) {
+        for (int share = 0; share < (tp > 1 ? 2 : 1); share++) {
+            const uint64_t on_device = share || tp == 1 ? tp : 1;
+            fake_device_share(share);
+            fake_device_memory(total, 0);
+            struct dmk_engine *engine = open_with(weights, "cuda", tp, 1, false, &conf);
+            const struct dmk_kv_layout *l = &dmk_engine_kv(engine, 0)->layout;
+            const uint64_t full = dmk_kv_full_bytes(l) / l->n_full_pages;
+            const double whole = (double)total * 0.95;
+            bool filled = false;
+            for (uint32_t r = 0; r < tp; r++) {
+                struct dmk_backend *be = engine->ranks[r].backend;
+                struct dmk_backend_memory m;
+                assert_int_equal(be->ops->memory(be, &m), 0);
+                const double used = (double)(m.total - m.free + gib);
+                assert_true(used <= whole);
+                filled = filled || used + (double)(on_device * full) + 1 > whole;
+            }
+            assert_true(filled); /* the first rank's: it has the logits too */
+            assert_true(l->n_full_pages >= N_FULL && l->n_window_pages >= N_WINDOW);
+            for (uint32_t i = 0; i < MAX_SEQS; i++) {
+                seq_init(&seqs[i], i, i, 0);
+            }
+            while (step_all(engine, seqs, want, "share")) {
+            }
+            dmk_engine_close(&engine);
+        }
+    }
+    fake_device_share(false);
+    percent =
+        refused_share(weights, 80, "80% of the 1.2 GiB of rank 0 are 0.9 GiB but the model and");
+    assert_true(percent > 80 && percent < 95);
+    conf.memory_percent = percent;
+    struct dmk_engine *engine = open_with(weights, "cuda", 1, 1, false, &conf);
+    assert_true(dmk_engine_kv(engine, 0)->layout.n_window_pages >= 3 * MAX_SEQS);
+    dmk_engine_close(&engine);
+    fake_device_memory(4 * gib, 3 * gib - (UINT64_C(200) << 20));
+    percent = refused_share(weights, 90,
+                            "GiB are free: other programs hold the rest; end them, or give ");
+    conf.memory_percent = percent;
+    engine = open_with(weights, "cuda", 1, 1, false, &conf);
+    dmk_engine_close(&engine);
+    fake_device_memory(gib / 2, 0);
+    (void)refused_share(weights, 90, "use more ranks, fewer sequences or shorter steps");
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        free(want[i]);
+    }
+    memory_weights_free(weights);
+}
+
 static void test_buckets(void **state)
 {
     uint32_t index, before = 0, size = 0;
@@ -478,13 +569,10 @@ static void test_buckets(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_start),
-        cmocka_unit_test(test_layers_and_cancel),
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_staging),
-        cmocka_unit_test(test_buckets),
-        cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_layouts),           cmocka_unit_test(test_start),
+        cmocka_unit_test(test_layers_and_cancel), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_staging),           cmocka_unit_test(test_share),
+        cmocka_unit_test(test_buckets),           cmocka_unit_test(test_deep),
     };
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : dmk_clock_ns();
     printf("seed %llu\n", (unsigned long long)seed);

@@ -569,6 +569,47 @@ static void test_refusals(void **state)
     memory_weights_free(weights);
 }
 
+/* A share of the host's memory: pools fill what weights and steps leave of it, for all ranks together. */
+static void test_share(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    struct dmk_engine_conf conf = {.backend = "cpu",
+                                   .layout = {2, 1},
+                                   .n_threads = 2,
+                                   .n_full_pages = 4,
+                                   .n_window_pages = 4,
+                                   .memory_percent = 2,
+                                   .n_pool_seqs = 5,
+                                   .max_step_tokens = 8,
+                                   .max_step_seqs = 1,
+                                   .max_logit_rows = 1};
+    struct dmk_engine *engine = NULL;
+    struct dmk_backend_memory m;
+    struct dmk_error error = {0};
+    if (dmk_engine_open_weights(&conf, weights, &engine, &error) != 0) {
+        fail_msg("%s", error.text);
+    }
+    struct dmk_backend *be = engine->ranks[0].backend;
+    assert_int_equal(be->ops->memory(be, &m), 0);
+    assert_true(m.free > 0 && m.free <= m.total);
+    const struct dmk_kv_layout *l = &dmk_engine_kv(engine, 0)->layout;
+    uint64_t bytes = dmk_weights_bytes(weights);
+    for (uint32_t i = 0; i < engine->n_allocs; i++) {
+        bytes += engine->allocs[i].bytes;
+    }
+    assert_true((double)bytes <= (double)m.total * 0.02);
+    assert_true((double)(bytes + 2 * dmk_kv_full_bytes(l) / l->n_full_pages) + 2 >
+                (double)m.total * 0.02);
+    assert_true(l->n_window_pages >= 15);
+    dmk_engine_close(&engine);
+    conf.memory_percent = 0.0001;
+    assert_int_equal(dmk_engine_open_weights(&conf, weights, &engine, &error), -DMK_ENOMEM);
+    assert_non_null(strstr(error.text, "% or more"));
+    memory_weights_free(weights);
+}
+
 /* An argument chooses tests by a pattern ("test_copies"). */
 int main(int argc, char **argv)
 {
@@ -588,6 +629,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_identity_of_all),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_share),
     };
     if (argc > 1) {
         cmocka_set_test_filter(argv[1]);

@@ -27,6 +27,8 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
 
 static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_error *reterr)
 {
+    /* Other numbers than the options have: what counts is what the engine made of them. */
+    static const struct dmk_kv_mem pages = {.layout = {.n_full_pages = 120, .n_window_pages = 12}};
     struct test_role *r = ud;
 
     if (atomic_load(&r->hold_open)) {
@@ -41,6 +43,7 @@ static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_er
                                          .numerics = "test-numerics",
                                          .model_id = {.lo = 3, .hi = 4},
                                          .n_ranks = 1,
+                                         .kv = {&pages},
                                          .step = engine_step,
                                          .engine = r};
     return 0;

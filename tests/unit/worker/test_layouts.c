@@ -143,7 +143,7 @@ static void test_kv_memory(void **state)
                                 .weights = DMK_WORKER_WEIGHTS_RANDOM,
                                 .tp = 1,
                                 .dp = 1,
-                                .kv_memory = UINT64_C(40) << 30,
+                                .kv_memory.bytes = UINT64_C(40) << 30,
                                 .full_pages = 7,
                                 .window_pages = 7};
     struct dmk_error error;
@@ -160,12 +160,13 @@ static void test_kv_memory(void **state)
     assert_int_equal(c.window_pages, 6000); /* three for each of many sequences */
     assert_int_equal(c.full_pages, (UINT64_C(40) << 30) / page - 6000);
     assert_true(dmk_worker_options_size_pools(&c, 7000, &error) < 0);
-    assert_non_null(strstr(error.text, "kv-memory is 42949672960 bytes"));
+    assert_non_null(strstr(
+        error.text, "kv-memory is 42949672960 bytes: the smallest pools for 7000 sequences take "));
     c.weights = DMK_WORKER_WEIGHTS_CHECKPOINT;
     c.model = missing;
     assert_true(dmk_worker_options_size_pools(&c, 64, &error) < 0);
     assert_non_null(strstr(error.text, "/none"));
-    c.kv_memory = 0;
+    c.kv_memory.bytes = 0;
     c.full_pages = 7;
     assert_int_equal(dmk_worker_options_size_pools(&c, 64, &error), 0);
     assert_int_equal(c.full_pages, 7);

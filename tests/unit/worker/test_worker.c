@@ -410,7 +410,8 @@ static void hello_blocks_and_load(void **state)
     assert_string_equal(h->revision, "rev");
     assert_int_equal(h->model_id_hi, 4);
     assert_int_equal(h->page_tokens, 64);
-    assert_int_equal(h->n_full_pages, 100);
+    assert_int_equal(h->n_full_pages, 120);
+    assert_int_equal(h->n_window_pages, 12);
     assert_int_equal(h->max_context, 50);
     assert_int_equal(h->max_sequences, 33);
     assert_int_equal(h->n_eos_ids, 2);
