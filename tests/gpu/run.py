@@ -21,6 +21,7 @@ import random
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -139,16 +140,20 @@ class Suite:
         self.long = 20000 if args.backend == "cuda" else 3000  # tokens that take long enough to be struck in their midst
         self.alone_made, self.expected, self.clusters = None, {}, []
 
-    def cluster(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), **ranks):
+    def cluster_of(self, name, prefill=1, decode=1, transport="tcp", model=None, prefill_args=(), decode_args=(), **ranks):
         threshold = "0" if prefill else "max"
         common = self.args.worker_args
         devices = {"prefill_devices": self.args.prefill_devices, "decode_devices": self.args.decode_devices}
         c = Cluster(self.args.build, model or self.model, prefill=prefill, decode=decode, transport=transport,
-                    name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend, prefill_args=[*common, *self.args.prefill_args, *prefill_args],
+                    name=f"gpu-{name}", model_name=MODEL, backend=self.args.backend,
+                    prefill_args=[*common, *self.args.prefill_args, *prefill_args],
                     decode_args=[*common, "--local-prefill-below", threshold, *decode_args],
                     threads=1 if self.args.backend == "cpu" else 0, **devices, **ranks)
         self.clusters.append(c)
-        return c.start(120)
+        return c
+
+    def cluster(self, *args, **more):
+        return self.cluster_of(*args, **more).start(120)
 
     @property
     def alone(self):
@@ -408,12 +413,58 @@ def run_ranks(suite, transport):
     return failed
 
 
+def memory_used():
+    """Of the first GPU: MiB in use, and in all."""
+    out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits", "-i", "0"],
+                         check=True, capture_output=True, text=True).stdout
+    return [int(n) for n in out.split(",")]
+
+
+def filled(low, high):
+    used, total = memory_used()
+    check(low <= used / total <= high, f"{used} of {total} MiB are in use, {100 * used / total:.1f}%")
+    return f"{100 * used / total:.2f}% of {total / 1024:.1f} GiB in use"
+
+
+def run_share(suite):
+    """kv-memory as a share of a GPU: alone, two workers on one, and one that does not find as much."""
+    args = ["--weights", "random", "--kv-memory"]
+    failed = 0
+    for name, prefill, model, share, low, high in [("one", 0, "gpt-oss-120b", 90, 0.88, 0.9),
+                                                   ("large", 0, "gpt-oss-20b", 99, 0.97, 0.99),
+                                                   ("two", 1, "gpt-oss-20b", 45, 0.87, 0.9)]:
+        try:
+            c = suite.cluster(f"share-{name}", prefill=prefill, transport="cuda" if prefill else "none", model=model,
+                              prefill_args=[*args, f"{share}%"], decode_args=[*args, f"{share}%"])
+            for n in (1000, 30000):
+                s = Stream(c, ids(n, n), 20)
+                s.join(60)
+                check(s.done, f"no answer to {n} tokens")
+            text = filled(low, high)
+            said = re.search(r"kv-memory .*", c.decode[0].log_tail(1000))[0]
+            if name == "two":  # no room for a third with as much; there is for one with what it is told
+                third = suite.cluster_of("share-third", prefill=0, transport="none", model=model,
+                                         decode_args=[*args, f"{share}%"]).decode[0]
+                third.start()
+                check(third.popen.wait(60) == 1, "a third worker found memory")
+                told = third.log_tail(1).strip()
+                check("other programs hold the rest" in told or "give" in told, told)
+                said += "; a third: " + told.split("can not start: ")[-1]
+            balance(c)
+            end(c)
+            print(f"ok   share {name}: {text}; {said}", flush=True)
+        except Exception as e:
+            failed += 1
+            print(f"FAIL share {name}: {type(e).__name__}: {e}", flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", default=str(ROOT / "build"), help="build folder")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--transports", default="cuda,tcp,shm", help="none, with --speed: one worker alone")
-    parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers', 'ranks'])}")
+    parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers', 'ranks', 'share'])}")
     parser.add_argument("--speed", default="", metavar="MODEL", help="instead of the tests: time to the first token with "
                         "random weights of gpt-oss-20b or gpt-oss-120b")
     parser.add_argument("--lengths", default="1024,8192,32768", help="prompts of --speed")
@@ -425,7 +476,7 @@ def main():
     args = parser.parse_args()
     args.transports, args.worker_args = args.transports.split(","), args.worker_args.split()
     args.prefill_args = args.prefill_args.split()
-    names = args.only.split(",") if args.only else [*TESTS, "answers", "ranks"]
+    names = args.only.split(",") if args.only else [*TESTS, "answers", "ranks", *(["share"] if args.backend == "cuda" else [])]
     if args.backend == "cuda" and not os.path.exists("/dev/nvidiactl"):
         print("gpu tests: skipped, this machine has no NVIDIA device")
         return 77
@@ -442,6 +493,8 @@ def main():
             failed += run_answers(suite, args.transports)
         if "ranks" in names:
             failed += run_ranks(suite, args.transports[0])
+        if "share" in names:
+            failed += run_share(suite)
     finally:
         suite.stop()
     print(f"gpu tests: {failed} failed ({time.monotonic() - started:.0f} s)")
