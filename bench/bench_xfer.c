@@ -363,6 +363,8 @@ int main(int argc, char **argv)
     }
     if (place != TWO_DEVICES) {
         failed |= run_apart("tcp", place);
+    }
+    if (place == HOST) {
         failed |= run_apart("shm", place);
     }
     return failed;

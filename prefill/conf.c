@@ -14,7 +14,7 @@ static const struct dmk_conf_option options[] = {
     {"staging-pages", DMK_CONF_U32, "0", 0, 1048576, NULL,
      "Pages of pinned host memory that a GPU's pages leave through where the transport can not "
      "read "
-     "device memory (tcp, shm); prompts that do not fit go without. 0: none (cuda).",
+     "device memory (tcp); prompts that do not fit go without. 0: none (cuda).",
      AT(staging_pages)},
     {"queue-budget", DMK_CONF_MS, "60s", 10, 3600000, NULL,
      "Time that a prompt may wait for its turn.", AT(queue_budget_ms)},

@@ -204,6 +204,13 @@ static int open_node(const struct dmk_xfer_conf *conf, struct dmk_xfer **ret,
         return dmk_error_set(reterr, -DMK_EINVAL, "page transport \"%s\" is none of tcp, shm, cuda",
                              conf->transport ? conf->transport : "");
     }
+    if (conf->mem_kind == DMK_MEM_KIND_CUDA && !transport->device_tls) {
+        return dmk_error_set(
+            reterr, -DMK_ENOTSUP,
+            "page transport \"%s\" is for pages in host memory, and these are in a "
+            "device's: use \"cuda\" between GPUs of one host, else \"tcp\"",
+            transport->name);
+    }
     ucx_quieten();
     node = calloc(1, sizeof(*node));
     if (!node) {

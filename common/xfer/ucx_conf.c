@@ -17,8 +17,9 @@ extern void ucs_debug_disable_signals(void);
  * the writer's own calls. No transport of shared memory takes the PEER error mode. */
 static const struct ucx_transport transports[] = {
     {"tcp", "tcp,self", "tcp,cuda_copy,self", UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_EMULATED},
-    {"shm", "posix,sysv,cma,tcp,self", "posix,sysv,cma,cuda_copy,tcp,self",
-     UCP_ERR_HANDLING_MODE_NONE, DMK_LANE_DIRECT},
+    /* The writer can not copy into a device's memory from outside: its owner would, by messages that may come after the
+     * writer's end, and whose answer to a writer that is gone ends the process. */
+    {"shm", "posix,sysv,cma,tcp,self", NULL, UCP_ERR_HANDLING_MODE_NONE, DMK_LANE_DIRECT},
     {"cuda", "cuda_ipc,cuda_copy,tcp,self", "cuda_ipc,cuda_copy,tcp,self",
      UCP_ERR_HANDLING_MODE_PEER, DMK_LANE_DIRECT},
 };

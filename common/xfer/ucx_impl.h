@@ -73,7 +73,7 @@ struct ucx_mem {
 struct ucx_transport {
     const char *name;
     const char *tls;
-    const char *device_tls; /* where pages are in device memory */
+    const char *device_tls; /* where pages are in device memory; NULL: it is not for those */
     ucp_err_handling_mode_t err_mode;
     enum dmk_xfer_lane lane;
 };

@@ -634,6 +634,25 @@ static void test_killed_target(void **state)
     close_ours(g, key);
 }
 
+/* Where another process's device memory can only be written by that process, the lane would not be what it says. */
+static void test_device_pages(void **state)
+{
+    struct stage *g = *state;
+    const struct dmk_xfer_conf conf = {.transport = "shm",
+                                       .mem_kind = DMK_MEM_KIND_CUDA,
+                                       .events = {on_message, on_closed, &g->p}};
+    struct dmk_xfer *x = NULL;
+    struct dmk_error err;
+
+    if (strcmp(g->impl, "ucx") == 0) {
+        assert_int_equal(g->p.ops->open(&conf, &x, &err), -DMK_ENOTSUP);
+        assert_null(x);
+        assert_string_equal(
+            err.text, "page transport \"shm\" is for pages in host memory, and these are in a "
+                      "device's: use \"cuda\" between GPUs of one host, else \"tcp\"");
+    }
+}
+
 /* Nobody listens there any more: the endpoint opens and then says so. */
 static void test_connect_to_nobody(void **state)
 {
@@ -655,6 +674,7 @@ static int run_stage(const char *name, struct stage *stage)
         cmocka_unit_test_prestate(test_put_and_flush, stage),
         cmocka_unit_test_prestate(test_wait_by_descriptor, stage),
         cmocka_unit_test_prestate(test_refusals, stage),
+        cmocka_unit_test_prestate(test_device_pages, stage),
         cmocka_unit_test_prestate(test_watch, stage),
         cmocka_unit_test_prestate(test_closed_by_target, stage),
         cmocka_unit_test_prestate(test_close_with_pending, stage),
