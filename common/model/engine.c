@@ -27,6 +27,29 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+static int refuse_alloc(const struct dmk_rank *rank, enum dmk_mem mem, size_t bytes,
+                        const char *what, struct dmk_error *reterr)
+{
+    const double gib = 1073741824.0;
+    const struct dmk_engine *engine = rank->engine;
+    struct dmk_backend_memory m;
+    uint64_t held = 0;
+    if (mem == DMK_MEM_HOST || rank->backend->ops->memory(rank->backend, &m) != 0) {
+        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %s of rank %u: %zu bytes", what,
+                             rank->index, bytes);
+    }
+    for (uint32_t i = 0; i < engine->n_allocs; i++) {
+        const struct dmk_engine_alloc *a = &engine->allocs[i];
+        held += a->backend == rank->backend && a->mem == mem ? a->bytes : 0;
+    }
+    return dmk_error_set(reterr, -DMK_ENOMEM,
+                         "no memory for %s of rank %u: %.2f GiB are wanted, %.2f of %.1f GiB are "
+                         "free and %.2f are this rank's: fewer pages, shorter steps or more ranks "
+                         "take less, and so do fewer others",
+                         what, rank->index, (double)bytes / gib, (double)m.free / gib,
+                         (double)m.total / gib, (double)held / gib);
+}
+
 int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, void *ret_ptr,
                          const char *what, struct dmk_error *reterr)
 {
@@ -34,8 +57,7 @@ int dmk_engine_alloc_mem(struct dmk_rank *rank, enum dmk_mem mem, size_t bytes, 
     void *ptr;
     dmk_assert(engine->n_allocs < engine->max_allocs);
     if (rank->backend->ops->alloc(rank->backend, mem, bytes, &ptr) != 0) {
-        return dmk_error_set(reterr, -DMK_ENOMEM, "no memory for %s of rank %u: %zu bytes", what,
-                             rank->index, bytes);
+        return refuse_alloc(rank, mem, bytes, what, reterr);
     }
     engine->allocs[engine->n_allocs++] = (struct dmk_engine_alloc){rank->backend, mem, ptr, bytes};
     memcpy(ret_ptr, &ptr, sizeof(ptr));

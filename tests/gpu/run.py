@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The whole cluster on a GPU: router, prefill and decode workers as real processes, pages in device memory.
 
-    tests/gpu/run.py [--build DIR] [--transports cuda,tcp,shm] [--only NAME,...] [--speed]
+    tests/gpu/run.py [--build DIR] [--transports cuda,tcp] [--only NAME,...] [--speed]
 
 Needs the programs and the standard library, nothing else, so that it also runs where no test client is. What one
 worker alone answers on the same backend is the measure of every other answer. Each cluster ends with: idle, pages
@@ -426,6 +426,18 @@ def filled(low, high):
     return f"{100 * used / total:.2f}% of {total / 1024:.1f} GiB in use"
 
 
+def refused_beside(suite, model, share, part, transport="none", pools=None):
+    """The sentence with which one more worker does not start."""
+    pools = pools or ["--kv-memory", f"{share}%"]
+    p = suite.cluster_of("share-more", prefill=0, transport=transport, model=model,
+                         decode_args=["--weights", "random", *pools]).decode[0]
+    p.start()
+    check(p.popen.wait(60) == 1, "it started")
+    told = p.log_tail(1).strip().split("can not start: ")[-1]
+    check(part in told, told)
+    return told
+
+
 def run_share(suite):
     """kv-memory as a share of a GPU: alone, two workers on one, and one that does not find as much."""
     args = ["--weights", "random", "--kv-memory"]
@@ -442,20 +454,36 @@ def run_share(suite):
                 check(s.done, f"no answer to {n} tokens")
             text = filled(low, high)
             said = re.search(r"kv-memory .*", c.decode[0].log_tail(1000))[0]
-            if name == "two":  # no room for a third with as much; there is for one with what it is told
-                third = suite.cluster_of("share-third", prefill=0, transport="none", model=model,
-                                         decode_args=[*args, f"{share}%"]).decode[0]
-                third.start()
-                check(third.popen.wait(60) == 1, "a third worker found memory")
-                told = third.log_tail(1).strip()
-                check("other programs hold the rest" in told or "give" in told, told)
-                said += "; a third: " + told.split("can not start: ")[-1]
+            if name == "two":  # no room for the weights of a third
+                said += "; a third: " + refused_beside(suite, model, share, "GiB are wanted")
             balance(c)
             end(c)
             print(f"ok   share {name}: {text}; {said}", flush=True)
         except Exception as e:
             failed += 1
             print(f"FAIL share {name}: {type(e).__name__}: {e}", flush=True)
+    try:  # what one leaves is less than another wants, and as much as it is told
+        c = suite.cluster("share-most", prefill=0, transport="none", model="gpt-oss-20b", decode_args=[*args, "60%"])
+        told = refused_beside(suite, "gpt-oss-20b", 60, "other programs hold the rest")
+        fits = re.search(r"give ([\d.]+)% or less", told)[1]
+        other = suite.cluster("share-rest", prefill=0, transport="none", model="gpt-oss-20b", decode_args=[*args, f"{fits}%"])
+        for each in (c, other):
+            s = Stream(each, ids(3000, 3), 20)
+            s.join(60)
+            check(s.done, "no answer")
+        print(f"ok   share rest: {told}; {fits}% it is: {filled(0.95, 1)}", flush=True)
+        end(other)
+        end(c)
+    except Exception as e:
+        failed += 1
+        print(f"FAIL share rest: {type(e).__name__}: {e}", flush=True)
+    try:
+        told = refused_beside(suite, "gpt-oss-20b", 5, "", transport="shm", pools=["--full-pages", "4096"])
+        check('"shm" is for pages in host memory' in told, told)
+        print(f"ok   share shm: {told}", flush=True)
+    except Exception as e:
+        failed += 1
+        print(f"FAIL share shm: {type(e).__name__}: {e}", flush=True)
     return failed
 
 
@@ -463,7 +491,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", default=str(ROOT / "build"), help="build folder")
     parser.add_argument("--backend", default="cuda")
-    parser.add_argument("--transports", default="cuda,tcp,shm", help="none, with --speed: one worker alone")
+    parser.add_argument("--transports", default="cuda,tcp", help="also shm with --backend cpu; none with --speed: "
+                        "one worker alone")
     parser.add_argument("--only", default="", help=f"of {', '.join([*TESTS, 'answers', 'ranks', 'share'])}")
     parser.add_argument("--speed", default="", metavar="MODEL", help="instead of the tests: time to the first token with "
                         "random weights of gpt-oss-20b or gpt-oss-120b")

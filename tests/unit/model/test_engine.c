@@ -567,6 +567,17 @@ static void test_refusals(void **state)
     assert_non_null(strstr(error.text, "max_step_tokens is 0"));
     assert_null(engine);
     memory_weights_free(weights);
+    /* More than addresses there are. */
+    shape = small_shape(8);
+    weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    bad = good;
+    bad.n_full_pages = 1u << 28;
+    assert_int_equal(dmk_engine_open_weights(&bad, weights, &engine, &error), -DMK_ENOMEM);
+    assert_non_null(strstr(error.text, "no memory for the full page pool of rank 0: 131072.00 GiB "
+                                       "are wanted, "));
+    assert_non_null(strstr(error.text, " GiB are free and 0.00 are this rank's: fewer pages, "));
+    assert_null(engine);
+    memory_weights_free(weights);
 }
 
 /* A share of the host's memory: pools fill what weights and steps leave of it, for all ranks together. */
