@@ -34,15 +34,17 @@ static uint32_t div_up(uint32_t a, uint32_t b)
 }
 
 /* Where the 4 bits of code j (0, 1: row g, columns 2t and 2t + 1; 2, 3: row g + 8; 4 to 7: the same eight
- * columns on) stand in a word: its magnitude shifted left, and its sign. */
-static const uint8_t code_mag_at[8] = {6, 22, 3, 19, 0, 16, 9, 25};
-static const uint8_t code_sign_at[8] = {15, 31, 12, 28, 13, 29, 14, 30};
+ * columns on) stand in a word: the two low ones of its magnitude, the third, and its sign. */
+static const uint8_t code_low_at[8] = {6, 22, 2, 18, 12, 28, 0, 16};
+static const uint8_t code_top_at[8] = {8, 24, 4, 20, 14, 30, 10, 26};
+static const uint8_t code_sign_at[8] = {15, 31, 11, 27, 21, 5, 9, 25};
 
 static uint32_t word_encode(const uint8_t code[8])
 {
     uint32_t word = 0;
     for (int j = 0; j < 8; j++) {
-        word |= (uint32_t)(code[j] & 7) << code_mag_at[j];
+        word |= (uint32_t)(code[j] & 3) << code_low_at[j];
+        word |= (uint32_t)(code[j] >> 2 & 1) << code_top_at[j];
         word |= (uint32_t)(code[j] >> 3) << code_sign_at[j];
     }
     return word;
@@ -134,7 +136,8 @@ float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols
     uint32_t thread = 32 * warp + 4 * g + c % 8 / 2;
     uint32_t j = c / 8 % 2 * 4 + 2 * high + c % 2, word;
     memcpy(&word, src + ((size_t)c / 64 * 128 + thread) * 16 + c / 16 % 4 * 4, sizeof(word));
-    uint32_t code = (word >> code_mag_at[j] & 7) | (word >> code_sign_at[j] & 1) << 3;
+    uint32_t code = (word >> code_low_at[j] & 3) | (word >> code_top_at[j] & 1) << 2 |
+                    (word >> code_sign_at[j] & 1) << 3;
     uint32_t block = c % PACK_GROUP_COLS / 32;
     uint8_t field = src[DMK_MXPACK_CODE_BYTES + c / PACK_GROUP_COLS * 384 + warp * 96 + g * 12 +
                         2 * block + high];

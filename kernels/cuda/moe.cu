@@ -9,9 +9,15 @@
 
 #define PACK_THREADS 256
 
-/* As in kernels/pack.c: where the magnitude and the sign of code j stand in a word. */
-__device__ const uint8_t mag_at[8] = {6, 22, 3, 19, 0, 16, 9, 25};
-__device__ const uint8_t sign_at[8] = {15, 31, 12, 28, 13, 29, 14, 30};
+/* As in kernels/pack.c: where the bits of code j stand in a word. */
+__device__ const uint8_t low_at[8] = {6, 22, 2, 18, 12, 28, 0, 16};
+__device__ const uint8_t top_at[8] = {8, 24, 4, 20, 14, 30, 10, 26};
+__device__ const uint8_t sign_at[8] = {15, 31, 11, 27, 21, 5, 9, 25};
+
+__device__ __forceinline__ uint32_t placed(uint32_t code, uint32_t j)
+{
+    return (code & 3) << low_at[j] | (code >> 2 & 1) << top_at[j] | (code >> 3 & 1) << sign_at[j];
+}
 
 __device__ __forceinline__ uint32_t source_row(uint32_t at, bool paired)
 {
@@ -39,8 +45,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
                     const uint32_t col = col0 + i / 128 * 64 + 16 * step + 8 * high + 2 * (lane % 4);
                     const uint32_t byte = col < cols ? blocks[((size_t)row * cols + col) / 2] : 0;
                     const uint32_t j = 4 * high + 2 * half;
-                    word[step] |= (byte & 7) << mag_at[j] | (byte >> 3 & 1) << sign_at[j] |
-                                  (byte >> 4 & 7) << mag_at[j + 1] | byte >> 7 << sign_at[j + 1];
+                    word[step] |= placed(byte, j) | placed(byte >> 4, j + 1);
                 }
             }
         }
@@ -246,10 +251,10 @@ void dmk_cuda_moe_experts(const struct dmk_moe_experts_args *a, struct dmk_strea
     l.limit = a->limit;
     if (a->gate_up.format == DMK_WEIGHT_MXFP4) {
         l.scratch = s->counters;
-        /* One launch hides the start of the second product. With more experts to read, the wait of all blocks
-         * for the first product costs more than a launch; and they can not wait for blocks that another rank keeps out. */
+        /* One launch hides the start of the second product. With larger tiles the wait of all blocks for the first
+         * product costs more than a launch; and they can not wait for blocks that another rank keeps out. */
         cudaError_t err = cudaSuccess;
-        if (a->n_rows <= 1 && !s->shared) {
+        if (dmk_moe_mxfp4_tile(l.n_rows, l.k, l.n_experts) == 8 && !s->shared) {
             err = dmk_moe_mxfp4(&l, 0, s->stream);
         } else {
             err = dmk_moe_mxfp4_gate_up(&l, 0, s->stream);

@@ -41,8 +41,12 @@ struct dmk_moe_layer_args {
 /* Counters of the fused kernel; zero before the first use, zero again after each. */
 size_t dmk_moe_mxfp4_scratch_bytes(uint32_t n_experts);
 
-/* y = down(swiglu(gate_up(x))) with both biases, unweighted, in one launch. `tile` is the number of tokens of
- * an expert that share a reading of its weights (8, 16 or 24), 0: by n_rows * k / n_experts. */
+/* How many tokens of an expert share a reading of its weights (8, 16 or 24): the mean of an expert's and two standard
+ * deviations where it can be. */
+uint32_t dmk_moe_mxfp4_tile(uint32_t n_rows, uint32_t k, uint32_t n_experts);
+
+/* y = down(swiglu(gate_up(x))) with both biases, unweighted, in one launch. `tile` is 8, 16 or 24, or 0 for
+ * dmk_moe_mxfp4_tile. */
 cudaError_t dmk_moe_mxfp4(const struct dmk_moe_layer_args *args, uint32_t tile,
                           cudaStream_t stream);
 

@@ -2,10 +2,10 @@
  *
  * A block of 21 warps is persistent. Warp 20 brings packed weights, 32640 bytes (64 rows x 960 columns) a
  * stage, through a ring of shared memory. The others are 5 groups of 4: a group takes 192 columns of
- * every stage, a warp 16 rows of them. Codes become bf16 in registers (shifts, masks, one exact
- * multiplication by the block's scale) and are the A operand of m16n8k16 products; B is the expert's tokens,
- * which lie in shared memory whole (N x K bf16) and are brought anew only when the expert or the
- * tile of tokens changes. At the end of a 64-row item the five partial sums meet in one group, each time another,
+ * every stage, a warp 16 rows of them. While a lane multiplies by its codes of one stage it takes those of the
+ * next into registers, a third at a time. Codes become bf16 in registers (shifts, masks, one exact multiplication by
+ * the block's scale) and are the A operand of m16n8k16 products; B is the expert's tokens, which lie in shared memory
+ * whole (N x K bf16) and are brought anew only when the expert or the tile of tokens changes. At the end of a 64-row item the five partial sums meet in one group, each time another,
  * always added in the order of the groups; it adds the bias and finishes. Products of a single warp leave warps free to run
  * apart; with those of a warpgroup the units waited for each other and for R2UR (docs/PERF.md).
  *
@@ -53,17 +53,17 @@ struct params {
 
 /* Shared memory, from a 1024-byte boundary. */
 template <int N> struct layout {
-    static constexpr uint32_t N_PARTS = N < 24 ? 2 : 1; /* buffers of partial sums */
-    static constexpr uint32_t PART = (N_GROUPS - 1) * 128 * (N / 2) * 4;
-    uint32_t tokens, part, bars, part_bars, table, begin, stages;
+    static constexpr uint32_t N_SUMS = N < 24 ? 2 : 1; /* buffers of partial sums */
+    static constexpr uint32_t SUMS = (N_GROUPS - 1) * 128 * (N / 2) * 4;
+    uint32_t tokens, sums, bars, sum_bars, table, begin, stages;
     uint32_t n_stages;
     __host__ __device__ layout(uint32_t k_stages)
     {
         tokens = 0;
-        part = tokens + k_stages * 3 * N_GROUPS * N * 128;
-        bars = part + N_PARTS * PART;
-        part_bars = bars + 2 * 16 * 8;
-        table = part_bars + 2 * 2 * 8;
+        sums = tokens + k_stages * 3 * N_GROUPS * N * 128;
+        bars = sums + N_SUMS * SUMS;
+        sum_bars = bars + 2 * 16 * 8;
+        table = sum_bars + 2 * 2 * 8;
         begin = table + (MAX_EXPERTS + 1) * 4;
         stages = (begin + (MAX_EXPERTS + 1) * 4 + 127) / 128 * 128;
         uint32_t left = SMEM_MAX - 1024 - stages;
@@ -108,20 +108,19 @@ __device__ void count_tiles(const struct params &p, uint32_t *table)
     }
 }
 
-struct item {
-    uint32_t expert, token_tile, row_tile;
-};
-
 /* The items of a block, in order: tiles of tokens outside, rows inside. */
 struct run {
-    uint32_t at, end, expert;
+    uint32_t left;                  /* items from this one on */
+    uint32_t expert, tile, row_tile; /* the tile of tokens counts over all experts */
     __device__ run(const uint32_t *table, uint32_t n_experts, uint32_t n_row_tiles)
     {
-        uint64_t n = (uint64_t)table[n_experts] * n_row_tiles;
-        at = (uint32_t)(n * blockIdx.x / gridDim.x);
-        end = (uint32_t)(n * (blockIdx.x + 1) / gridDim.x);
+        const uint64_t n = (uint64_t)table[n_experts] * n_row_tiles;
+        const uint32_t at = (uint32_t)(n * blockIdx.x / gridDim.x);
+        left = (uint32_t)(n * (blockIdx.x + 1) / gridDim.x) - at;
+        tile = at / n_row_tiles;
+        row_tile = at % n_row_tiles;
         /* The last expert that begins at or before the tile. */
-        uint32_t tile = at / n_row_tiles, low = 0, high = n_experts;
+        uint32_t low = 0, high = n_experts;
         while (high - low > 1) {
             uint32_t mid = (low + high) / 2;
             if (table[mid] <= tile) {
@@ -132,13 +131,16 @@ struct run {
         }
         expert = low;
     }
-    __device__ __forceinline__ struct item get(const uint32_t *table, uint32_t n_row_tiles)
+    __device__ __forceinline__ void next(const uint32_t *table, uint32_t n_row_tiles)
     {
-        uint32_t tile = at / n_row_tiles;
-        while (tile >= table[expert + 1]) {
-            expert++;
+        left--;
+        if (++row_tile == n_row_tiles) {
+            row_tile = 0;
+            tile++;
+            while (left > 0 && tile >= table[expert + 1]) {
+                expert++;
+            }
         }
-        return {expert, tile - table[expert], at % n_row_tiles};
     }
 };
 
@@ -147,10 +149,9 @@ __device__ void produce(const struct params &p, const struct product &m, const u
                         uint32_t stages, uint32_t bars, struct ring &ring)
 {
     uint64_t policy = dmk_policy_evict_first();
-    for (struct run run(table, p.n_experts, m.n_tiles); run.at < run.end; run.at++) {
-        struct item item = run.get(table, m.n_tiles);
+    for (struct run run(table, p.n_experts, m.n_tiles); run.left > 0; run.next(table, m.n_tiles)) {
         const uint8_t *src =
-            m.packed + ((uint64_t)item.expert * m.n_tiles + item.row_tile) * m.n_stages * STAGE;
+            m.packed + ((uint64_t)run.expert * m.n_tiles + run.row_tile) * m.n_stages * STAGE;
         for (uint32_t s = 0; s < m.n_stages; s++) {
             uint32_t full = bars + ring.slot * 16, empty = full + 8;
             dmk_mbar_wait(empty, ring.phase ^ 1);
@@ -193,62 +194,100 @@ __device__ void load_tokens(const struct params &p, const struct product &m, uin
     }
 }
 
-/* 192 columns of a warp's 16 rows: acc += W x. codes, scales and tokens are the lane's own addresses. The
- * stage is released as soon as it lies in registers. */
+/* What a lane holds of the stage that it multiplies by, or already of the next. */
+struct held {
+    uint4 codes[3];
+    uint32_t scales[3];
+};
+
+/* The ring as a lane sees it: the stage that comes next, and where its own bytes of slot 0 lie. */
+struct feed {
+    struct ring ring;
+    uint32_t bars, codes, scales;
+
+    /* A third of the lane's part into registers, one after the other: the first waits for the stage, the last gives it
+     * back and goes on to the next. */
+    __device__ __forceinline__ void take(int q, struct held &held)
+    {
+        const uint32_t full = bars + ring.slot * 16, at = ring.slot * STAGE;
+        if (q == 0) {
+            dmk_mbar_wait(full, ring.phase);
+        }
+        held.codes[q] = dmk_lds128(codes + at + q * 2048);
+        held.scales[q] = dmk_lds32(scales + at + q * 4);
+        if (q == 2) {
+            dmk_mbar_arrive_warp(full + 8);
+            ring.next();
+        }
+    }
+};
+
+/* 192 columns of a warp's 16 rows: acc += W x. Meanwhile the next stage, if there is one, takes their place in `held`
+ * third by third. */
 template <int N>
-__device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], uint32_t codes, uint32_t scales,
-                                               uint32_t tokens, uint32_t empty)
+__device__ __forceinline__ void multiply_stage(float (&acc)[N / 2], struct held &held, uint32_t tokens,
+                                               struct feed &feed, bool more)
 {
-    uint4 w[3];
-    uint32_t sc[3];
+    uint32_t b[2][N / 8][4];
 #pragma unroll
-    for (int q = 0; q < 3; q++) {
-        w[q] = dmk_lds128(codes + q * 2048);
-        sc[q] = dmk_lds32(scales + q * 4);
+    for (int n = 0; n < N / 8; n++) {
+        dmk_ldmatrix_x4(b[0][n], tokens + n * 1024);
     }
 #pragma unroll
     for (int q = 0; q < 3; q++) {
-        uint32_t word[4] = {w[q].x, w[q].y, w[q].z, w[q].w};
-        uint32_t scale[2][2] = {{scale_pair<0>(sc[q]), scale_pair<1>(sc[q])},
-                                {scale_pair<2>(sc[q]), scale_pair<3>(sc[q])}};
+        const uint32_t word[4] = {held.codes[q].x, held.codes[q].y, held.codes[q].z, held.codes[q].w};
+        const uint32_t scales[2] = {scale_pair<0>(held.scales[q]), scale_pair<1>(held.scales[q])};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t b[N / 8][4];
+            const int at = 2 * q + half + 1;
+            if (at < 6) {
 #pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                /* Pieces 4 to 7 of a swizzled row are 64 bytes from pieces 0 to 3. */
-                dmk_ldmatrix_x4(b[n], (half ? tokens ^ 64 : tokens) + q * N * 128 + n * 1024);
+                for (int n = 0; n < N / 8; n++) {
+                    /* Pieces 4 to 7 of a swizzled row are 64 bytes from pieces 0 to 3. */
+                    dmk_ldmatrix_x4(b[at % 2][n], (at % 2 ? tokens ^ 64 : tokens) + at / 2 * N * 128 + n * 1024);
+                }
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint32_t a[4];
                 decode(word[2 * half + i], a);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    a[j] = scaled(a[j], scale[half][j % 2]);
-                }
+                a[0] = scaled<false>(a[0], scales[half]);
+                a[1] = scaled<true>(a[1], scales[half]);
+                a[2] = scaled<false>(a[2], scales[half]);
+                a[3] = scaled<true>(a[3], scales[half]);
 #pragma unroll
                 for (int n = 0; n < N / 8; n++) {
-                    dmk_mma_bf16(acc + 4 * n, a, b[n][2 * i], b[n][2 * i + 1]);
+                    dmk_mma_bf16(acc + 4 * n, a, b[half][n][2 * i], b[half][n][2 * i + 1]);
                 }
             }
         }
+        if (more) {
+            feed.take(q, held);
+        }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        dmk_mbar_arrive(empty);
+}
+
+/* All stages of an item. */
+template <int N>
+__device__ __forceinline__ void multiply(float (&acc)[N / 2], struct held &held, uint32_t tokens, struct feed &feed,
+                                         uint32_t n_stages, bool last_item)
+{
+    const uint32_t last = tokens + (n_stages - 1) * 3 * N_GROUPS * N * 128;
+    for (; tokens != last; tokens += 3 * N_GROUPS * N * 128) {
+        multiply_stage<N>(acc, held, tokens, feed, true);
     }
+    multiply_stage<N>(acc, held, tokens, feed, !last_item);
 }
 
 /* The sum of the groups, in the group whose turn it is; false in the others. `bars`: for each buffer a barrier
  * of those who wrote and one of those who read. */
 template <int N>
-__device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_t bars, uint32_t n_done)
+__device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t sums, uint32_t bars, uint32_t n_done)
 {
-    constexpr uint32_t PARTS = layout<N>::N_PARTS;
-    const uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128, buf = n_done % PARTS;
-    const uint32_t reader = n_done % N_GROUPS, phase = n_done / PARTS;
-    const uint32_t at = part + buf * layout<N>::PART + thread * 16;
+    constexpr uint32_t N_BUFS = layout<N>::N_SUMS;
+    const uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128, buf = n_done % N_BUFS;
+    const uint32_t reader = n_done % N_GROUPS, phase = n_done / N_BUFS;
+    const uint32_t at = sums + buf * layout<N>::SUMS + thread * 16;
     const uint32_t full = bars + buf * 16, empty = full + 8;
     /* The reader waits too: a group may be ahead of the others by more items than there are buffers, and would
      * then take an older phase of `full` for its own, since a wait tells phases by their parity. */
@@ -297,32 +336,39 @@ __device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t part, uint32_
     return true;
 }
 
-/* Bias of the lane's two packed rows, loaded long before it is added. */
+/* Bias of the lane's two packed rows as it is stored, loaded long before it is added: not to be touched before. */
 template <bool GATE_UP>
-__device__ __forceinline__ float2 load_bias(const struct product &m, const struct item &item)
+__device__ __forceinline__ ushort2 load_bias(const struct product &m, const struct run &item)
 {
     const uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
     const uint16_t *bias = m.bias + (uint64_t)item.expert * m.rows;
     const uint32_t low = GATE_UP ? item.row_tile * 64 + warp * 16 + 2 * g : item.row_tile * 64 + warp * 16 + g;
     const uint32_t high = GATE_UP ? low + 1 : low + 8;
-    return make_float2(low < m.rows ? __uint_as_float((uint32_t)bias[low] << 16) : 0.0f,
-                       high < m.rows ? __uint_as_float((uint32_t)bias[high] << 16) : 0.0f);
+    ushort2 v = make_ushort2(0, 0);
+    if (low < m.rows) {
+        v.x = __ldg(bias + low);
+    }
+    if (high < m.rows) {
+        v.y = __ldg(bias + high);
+    }
+    return v;
 }
 
 /* One group: bias and SwiGLU, or bias alone. acc[4i + j] is token 8i + 2t + j of packed row 16w + g,
  * acc[4i + 2 + j] that of row 16w + g + 8. */
 template <int N, bool GATE_UP>
 __device__ __forceinline__ void finish(const struct params &p, const struct product &m,
-                                       const float (&acc)[N / 2], const struct item &item, float2 bias,
+                                       const float (&acc)[N / 2], const struct run &item, ushort2 bias,
                                        uint32_t slot0, uint32_t n_valid)
 {
     const uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const uint32_t n_out = GATE_UP ? m.rows / 2 : m.rows;
+    const float bias_low = __uint_as_float((uint32_t)bias.x << 16), bias_high = __uint_as_float((uint32_t)bias.y << 16);
     const uint32_t at = GATE_UP ? item.row_tile * 32 + warp * 8 + g : item.row_tile * 64 + warp * 16 + g;
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const uint32_t token = i / 2 * 8 + 2 * t + i % 2;
-        const float low = acc[i / 2 * 4 + i % 2] + bias.x, high = acc[i / 2 * 4 + 2 + i % 2] + bias.y;
+        const float low = acc[i / 2 * 4 + i % 2] + bias_low, high = acc[i / 2 * 4 + 2 + i % 2] + bias_high;
         const uint64_t row = (uint64_t)(slot0 + token) * n_out;
         if (token >= n_valid) {
             continue;
@@ -358,48 +404,64 @@ __device__ void consume(const struct params &p, const struct product &m, const u
     const uint32_t scales = smem + DMK_MXPACK_CODE_BYTES + group * 384 + warp * 96 + lane / 4 * 12;
     const uint32_t tokens = smem + at.tokens + group * 3 * N * 128 + lane % 8 * 128 +
                             ((lane / 8) ^ (lane % 8)) * 16;
-    uint32_t have_expert = MAX_EXPERTS, have_tile = 0;
-    for (struct run run(table, p.n_experts, m.n_tiles); run.at < run.end; run.at++) {
-        struct item item = run.get(table, m.n_tiles);
-        uint32_t slot0 = begin[item.expert] + item.token_tile * N;
-        uint32_t n_valid = begin[item.expert + 1] - slot0;
-        if (item.expert != have_expert || item.token_tile != have_tile) {
-            if (FUSED && !GATE_UP && item.expert != have_expert) {
-                uint32_t want = (table[item.expert + 1] - table[item.expert]) * p.gate_up.n_tiles;
+    uint32_t have_expert = MAX_EXPERTS, have_tile = 0xffffffffu, slot0 = 0, n_valid = 0;
+    /* A report waits until all that the thread wrote has arrived, so there is one for all of the group's items of an
+     * expert. */
+    uint32_t n_unreported = 0;
+    auto report = [&](uint32_t expert) {
+        if (n_unreported > 0) {
+            dmk_named_barrier(BAR_GROUP + group, 128);
+            if (thread == 0) {
+                add_release(p.done + expert, n_unreported);
+            }
+            n_unreported = 0;
+        }
+    };
+    struct run run(table, p.n_experts, m.n_tiles);
+    struct feed feed = {ring, smem + at.bars, codes + at.stages, scales + at.stages};
+    struct held held = {};
+    if (run.left > 0) {
+#pragma unroll
+        for (int q = 0; q < 3; q++) {
+            feed.take(q, held);
+        }
+    }
+    for (; run.left > 0; run.next(table, m.n_tiles)) {
+        if (run.tile != have_tile) {
+            if (FUSED && !GATE_UP && run.expert != have_expert) {
+                uint32_t want = (table[run.expert + 1] - table[run.expert]) * p.gate_up.n_tiles;
                 if (thread == 0) {
-                    while (load_acquire(p.done + item.expert) < want) {
+                    while (load_acquire(p.done + run.expert) < want) {
                         __nanosleep(20);
                     }
                 }
             }
-            have_expert = item.expert;
-            have_tile = item.token_tile;
+            if (FUSED && GATE_UP && run.expert != have_expert) {
+                report(have_expert);
+            }
+            have_expert = run.expert;
+            have_tile = run.tile;
+            slot0 = begin[run.expert] + (run.tile - table[run.expert]) * N;
+            n_valid = begin[run.expert + 1] - slot0;
             dmk_named_barrier(BAR_GROUP + group, 128);
             load_tokens<N, GATE_UP>(p, m, slot0, n_valid, smem + at.tokens);
             dmk_named_barrier(BAR_GROUP + group, 128);
         }
         float acc[N / 2] = {};
-        float2 bias = make_float2(0.0f, 0.0f);
+        ushort2 bias = make_ushort2(0, 0);
         if (n_done % N_GROUPS == group) {
-            bias = load_bias<GATE_UP>(m, item);
+            bias = load_bias<GATE_UP>(m, run);
         }
-        for (uint32_t s = 0; s < m.n_stages; s++) {
-            uint32_t full = smem + at.bars + ring.slot * 16, stage = at.stages + ring.slot * STAGE;
-            dmk_mbar_wait(full, ring.phase);
-            multiply_stage<N>(acc, codes + stage, scales + stage, tokens + s * 3 * N_GROUPS * N * 128,
-                              full + 8);
-            ring.next();
-        }
-        if (join<N>(acc, smem + at.part, smem + at.part_bars, n_done)) {
-            finish<N, GATE_UP>(p, m, acc, item, bias, slot0, n_valid);
-            if (FUSED && GATE_UP) {
-                dmk_named_barrier(BAR_GROUP + group, 128);
-                if (thread == 0) {
-                    add_release(p.done + item.expert);
-                }
-            }
+        multiply<N>(acc, held, tokens, feed, m.n_stages, run.left == 1);
+        if (join<N>(acc, smem + at.sums, smem + at.sum_bars, n_done)) {
+            finish<N, GATE_UP>(p, m, acc, run, bias, slot0, n_valid);
+            n_unreported++;
         }
         n_done++;
+    }
+    ring = feed.ring;
+    if (FUSED && GATE_UP) {
+        report(have_expert);
     }
 }
 
@@ -438,9 +500,9 @@ __global__ void __launch_bounds__(N_THREADS, 1) moe_mxfp4(const __grid_constant_
             dmk_mbar_init(smem + at.bars + i * 16, 1);
             dmk_mbar_init(smem + at.bars + i * 16 + 8, N_GROUPS * 4);
         }
-        for (uint32_t i = 0; i < layout<N>::N_PARTS; i++) {
-            dmk_mbar_init(smem + at.part_bars + i * 16, (N_GROUPS - 1) * 4);
-            dmk_mbar_init(smem + at.part_bars + i * 16 + 8, 4);
+        for (uint32_t i = 0; i < layout<N>::N_SUMS; i++) {
+            dmk_mbar_init(smem + at.sum_bars + i * 16, (N_GROUPS - 1) * 4);
+            dmk_mbar_init(smem + at.sum_bars + i * 16 + 8, 4);
         }
         dmk_mbar_init_fence();
     }
@@ -539,12 +601,7 @@ cudaError_t launch(const struct dmk_moe_layer_args *args, uint32_t tile, cudaStr
     if (args->n_rows == 0) {
         return cudaSuccess;
     }
-    if (tile == 0) {
-        /* A tile holds the mean of an expert's tokens and two standard deviations where it can. */
-        uint32_t mean = args->n_rows * args->k / args->n_experts;
-        tile = mean <= 4 ? 8 : mean <= 10 ? 16 : 24;
-    }
-    switch (tile) {
+    switch (tile != 0 ? tile : dmk_moe_mxfp4_tile(args->n_rows, args->k, args->n_experts)) {
     case 8:
         return launch_tile<8, WHICH>(args, stream);
     case 16:
@@ -561,6 +618,12 @@ cudaError_t launch(const struct dmk_moe_layer_args *args, uint32_t tile, cudaStr
 size_t dmk_moe_mxfp4_scratch_bytes(uint32_t n_experts)
 {
     return (n_experts + 1) * sizeof(uint32_t);
+}
+
+uint32_t dmk_moe_mxfp4_tile(uint32_t n_rows, uint32_t k, uint32_t n_experts)
+{
+    const uint32_t mean = n_rows * k / n_experts;
+    return mean <= 4 ? 8 : mean <= 10 ? 16 : 24;
 }
 
 cudaError_t dmk_moe_mxfp4(const struct dmk_moe_layer_args *args, uint32_t tile, cudaStream_t stream)

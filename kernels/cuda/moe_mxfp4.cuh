@@ -6,29 +6,44 @@
 namespace dmk
 {
 
-constexpr uint32_t CODE_MASK = 0x01c001c0u, SIGN_MASK = 0x80008000u;
+/* In each half of a pair the bits of a number: sign, and the three of its magnitude. */
+constexpr uint32_t SIGNS = 0x80008000u, TOPS = 0x01000100u, LOWS = 0x00c000c0u;
 
 /* Four numbers of a row and its neighbour 8 rows on, twice; see kernels/pack.c. The results count for
  * 2^126 times less than the codes. */
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&a)[4])
 {
-    a[0] = word & (CODE_MASK | SIGN_MASK);
-    a[1] = word << 3 & (CODE_MASK | SIGN_MASK);
-    a[2] = (word << 6 & CODE_MASK) | (word << 2 & SIGN_MASK);
-    a[3] = (word >> 3 & CODE_MASK) | (word << 1 & SIGN_MASK);
+    const uint32_t turned = __funnelshift_r(word, word, 6);
+    a[0] = word & (SIGNS | TOPS | LOWS);
+    a[1] = word << 4 & (SIGNS | TOPS | LOWS);
+    a[2] = turned & (SIGNS | TOPS | LOWS);
+    a[3] = (word << 6 & (SIGNS | LOWS)) | (turned << 4 & TOPS);
 }
 
-__device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t scale)
+/* Both numbers times the bf16 of one half of `scales`. */
+template <bool HIGH> __device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t scales)
 {
     uint32_t out;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(scale));
+    if (HIGH) {
+        asm("{\n.reg .b16 low, high;\n.reg .b32 both;\n"
+            "mov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+            "mul.rn.bf16x2 %0, %1, both;\n}"
+            : "=r"(out)
+            : "r"(pair), "r"(scales));
+    } else {
+        asm("{\n.reg .b16 low, high;\n.reg .b32 both;\n"
+            "mov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+            "mul.rn.bf16x2 %0, %1, both;\n}"
+            : "=r"(out)
+            : "r"(pair), "r"(scales));
+    }
     return out;
 }
 
-/* Byte i of `bytes` as the exponent of two bf16. */
+/* Bytes 2 * I and 2 * I + 1 of `bytes` as the exponents of two bf16. */
 template <int I> __device__ __forceinline__ uint32_t scale_pair(uint32_t bytes)
 {
-    return __byte_perm(bytes, 0, 0x4040 | I << 8 | I) << 7;
+    return __byte_perm(bytes, 0, 0x4040 | (2 * I + 1) << 8 | 2 * I) << 7;
 }
 
 __device__ __forceinline__ uint4 ldg128(const uint16_t *p)
@@ -54,9 +69,9 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
     return v;
 }
 
-__device__ __forceinline__ void add_release(uint32_t *p)
+__device__ __forceinline__ void add_release(uint32_t *p, uint32_t n)
 {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
 }
 
 } // namespace dmk

@@ -1,7 +1,8 @@
 /* The expert products against a plain double-precision one on the same device, and their speed.
  *
- * Usage: experts check | check8 | tiny | tiny8 | bench | bench20 | bench8 | bench820. Stands alone, without a backend.
- * tiny and tiny8 are small enough for compute-sanitizer and still reach every tile width of their kernels.
+ * Usage: experts check | short | check8 [SEED] | tiny | tiny8 | bench | bench20 [TOKENS ...] | bench8 | bench820.
+ * Stands alone, without a backend. tiny and tiny8 are small enough for compute-sanitizer and still reach every tile
+ * width of their kernels. Of MXFP4 a check prints a hash of all outputs, by which two versions are compared.
  * Weights of the checks are random MXFP4 at the real width with few experts; outputs are poisoned before every
  * run; routings are random, skewed, and with experts that get nothing. Benches rotate over layers, so that
  * no weight is still in the second-level cache, and time graph replays. */
@@ -317,6 +318,14 @@ static struct mx_run run_mx(const struct device_weights &gu, const struct device
     return out;
 }
 
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ ((const uint8_t *)data)[i]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
 static void check_mx(const struct device_weights &gu, const struct device_weights &dn, uint32_t rows,
                      enum spread how)
 {
@@ -341,7 +350,9 @@ static void check_mx(const struct device_weights &gu, const struct device_weight
     double dz = distance(got, want);
     std::vector<double> want_y = dn.apply(r, floats(first.z, n_z), false);
     double dy = distance(std::vector<double>(first.y.begin(), first.y.begin() + n_y), want_y);
-    printf("%s: z %.2e y %.2e\n", what, dz, dy);
+    const uint64_t hash =
+        hash_bytes(hash_bytes(0xcbf29ce484222325ull, first.z.data(), n_z * 2), first.y.data(), n_y * 4);
+    printf("%s: z %.2e y %.2e hash %016llx\n", what, dz, dy, (unsigned long long)hash);
     expect(dz < 3e-3, what, "distance of z", dz);
     expect(dy < 2e-6, what, "distance of y", dy);
     for (int mode = 0; mode < 2; mode++) {
@@ -716,14 +727,29 @@ int main(int argc, char **argv)
         printf(n_failed ? "%d FAILED\n" : "all passed\n", n_failed);
         return n_failed != 0;
     }
+    if (strcmp(what, "short") == 0) {
+        seed_state = argc > 2 ? (uint32_t)atoi(argv[2]) : 1;
+        struct weights gu(4, 5760, 2880, true), dn(4, 2880, 2880, false);
+        device_weights dgu(gu), ddn(dn);
+        check_pack(gu, true);
+        check_pack(dn, false);
+        check_mx(dgu, ddn, 9, SOME_EMPTY);
+        check_mx(dgu, ddn, 40, SKEWED);
+        printf(n_failed ? "%d FAILED\n" : "all passed\n", n_failed);
+        return n_failed != 0;
+    }
+    std::vector<uint32_t> sizes;
+    for (int i = 2; i < argc; i++) {
+        sizes.push_back((uint32_t)atoi(argv[i]));
+    }
     if (strcmp(what, "bench") == 0) {
-        bench_mx(128, {1, 2, 4, 8, 16, 32, 64, 128, 256});
+        bench_mx(128, !sizes.empty() ? sizes : std::vector<uint32_t>{1, 2, 4, 8, 16, 32, 64, 128, 256});
     } else if (strcmp(what, "quick") == 0) {
         bench_mx(128, {1, 64});
     } else if (strcmp(what, "quick8") == 0) {
         bench_fp8(128, {8192});
     } else if (strcmp(what, "bench20") == 0) {
-        bench_mx(32, {1, 8, 32, 64, 128, 256});
+        bench_mx(32, !sizes.empty() ? sizes : std::vector<uint32_t>{1, 8, 32, 64, 128, 256});
     } else if (strcmp(what, "bench8") == 0) {
         bench_fp8(128, {1024, 2048, 8192, 16384});
     } else if (strcmp(what, "bench820") == 0) {
