@@ -26,17 +26,13 @@ from cluster import Cluster  # noqa: E402
 from run import complete  # noqa: E402
 
 
-def run(argv, stdin="", kill_after=None):
-    """(seconds, output) of a program that ends well, or of one that is killed."""
+def run(argv, stdin=""):
+    """(seconds, output) of a program that ends well."""
     started = time.monotonic()
-    p = subprocess.Popen([str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        p.send_signal(signal.SIGKILL)
-    text = p.communicate(stdin)[0]
-    if p.returncode and kill_after is None:
-        sys.exit(f"{' '.join(map(str, argv))}\n{text}\nended with {p.returncode}")
-    return time.monotonic() - started, text
+    p = subprocess.run([str(a) for a in argv], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if p.returncode:
+        sys.exit(f"{' '.join(map(str, argv))}\n{p.stdout}\nended with {p.returncode}")
+    return time.monotonic() - started, p.stdout
 
 
 def measured(argv):
@@ -74,7 +70,8 @@ class Runs:
         argv = [self.tool, "tinymodel", "--preset", self.args.preset, "--layers", self.args.layers, "--out", self.source]
         seconds, mib, _ = measured(argv)
         gb = size(self.source) / 1e9
-        print(f"     source {self.args.preset}, {gb:.2f} GB: {seconds:.1f} s, {gb / seconds:.2f} GB/s, {mib:.0f} MiB at most", flush=True)
+        print(f"     source {self.args.preset}, {gb:.2f} GB: {seconds:.1f} s, {gb / seconds:.2f} GB/s, {mib:.0f} MiB at most",
+              flush=True)
 
     def convert(self, experts):
         folder = self.work / experts
@@ -82,18 +79,25 @@ class Runs:
         gb = size(folder) / 1e9
         print("     " + text.strip().replace("\n", "\n     "))
         self.expect(mib < 64 + 16 * 8, f"{experts}: {gb:.2f} GB in {seconds:.1f} s, {gb / seconds:.2f} GB/s, {mib:.0f} MiB at most")
-        return folder, seconds
+        return folder
 
-    def interrupt(self, experts, folder, seconds):
+    def interrupt(self, experts, folder):
         """Once more, with a kill -9 in the midst: what is there is kept, and the files are those of the run before."""
-        want = sums(folder)
+        want, n_files = sums(folder), len(list(folder.glob("*.safetensors")))
         shutil.rmtree(folder)
         argv = [self.tool, "convert", "--quiet", "--experts", experts, self.source, folder]
-        run(argv, kill_after=seconds * 0.6)
+        started = time.monotonic()
+        p = subprocess.Popen([str(a) for a in argv], stdout=subprocess.DEVNULL)
+        while p.poll() is None and len(list(folder.glob("*.safetensors"))) < n_files // 2:
+            time.sleep(0.005)
+        p.kill()
+        killed = p.wait() == -signal.SIGKILL and not (folder / "manifest.json").exists()
+        after = time.monotonic() - started
         again, text = run(argv)
         kept = re.search(r"of which (\d+) were there", text)
-        self.expect(sums(folder) == want, f"{experts}: killed after {seconds * 0.6:.1f} s, went on for {again:.1f} s to the same "
-                    f"checksums; {kept[1] if kept else 'no'} files were there")
+        self.expect(killed and kept and 0 < int(kept[1]) < n_files and sums(folder) == want,
+                    f"{experts}: killed after {after:.1f} s, went on for {again:.1f} s to the same checksums; "
+                    f"{kept[1] if kept else 'no'} of {n_files} files were there")
 
     def load(self, folder, backend):
         out = self.work / "logits"
@@ -149,8 +153,8 @@ def main():
         runs.work.mkdir(parents=True)
         runs.make()
         for experts in args.formats.split(","):
-            folder, seconds = runs.convert(experts)
-            runs.interrupt(experts, folder, seconds)
+            folder = runs.convert(experts)
+            runs.interrupt(experts, folder)
             runs.compare(experts, folder)
             runs.serve(folder)
             shutil.rmtree(folder)
