@@ -99,6 +99,20 @@ static inline vf vf_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
+/* VL pairs of E4M3 codes, none NaN: the first, or the second, of each, times 2^-8. Shifted into the fields of a 16-bit
+ * float a code is that, since only the exponent's bias differs. */
+static inline vf vf_e4m3_odd(const uint8_t *p)
+{
+    const __m128i pairs = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(pairs, 1), _mm_set1_epi16((short)0xbf80)));
+}
+
+static inline vf vf_e4m3_even(const uint8_t *p)
+{
+    const __m128i pairs = _mm_slli_epi16(_mm_loadu_si128((const __m128i *)(const void *)p), 8);
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(pairs, 1), _mm_set1_epi16((short)0xbf80)));
+}
+
 /* p * 2^n, n in the low bits of t; 0 where x < low. */
 static inline vf vf_exp_end(vf t, vf p, vf x, vf low)
 {

@@ -98,6 +98,23 @@ static inline vf vf_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
+/* VL pairs of E4M3 codes, none NaN: the first, or the second, of each, times 2^-8. Shifted into the fields of a 16-bit
+ * float a code is that, since only the exponent's bias differs. */
+static inline vf vf_e4m3_odd(const uint8_t *p)
+{
+    const __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_srai_epi16(pairs, 1), _mm256_set1_epi16((short)0xbf80)));
+}
+
+static inline vf vf_e4m3_even(const uint8_t *p)
+{
+    const __m256i pairs =
+        _mm256_slli_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p), 8);
+    return _mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_srai_epi16(pairs, 1), _mm256_set1_epi16((short)0xbf80)));
+}
+
 /* p * 2^n, n in the low bits of t; 0 where x < low. */
 static inline vf vf_exp_end(vf t, vf p, vf x, vf low)
 {

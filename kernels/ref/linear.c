@@ -1,5 +1,8 @@
-/* Plain dot products of bf16 and MXFP4 rows, and the dense matrix product. */
+/* Plain dot products of bf16 and MXFP4 rows, and the dense matrix products. */
 #include "kernels/ref/ref.h"
+
+#include "kernels/fp8.h"
+#include "kernels/pack.h"
 
 float dmk_ref_dot(const uint16_t *w, const uint16_t *x, uint32_t k)
 {
@@ -31,6 +34,17 @@ float dmk_ref_dot_mxfp4(const uint8_t *blocks, const uint8_t *scales, const uint
     return dmk_lanes_sum(lane);
 }
 
+/* The tree over the slices' sums. */
+static float add_slices(float leaf[8], uint32_t n_slices)
+{
+    for (uint32_t width = n_slices; width > 1; width /= 2) {
+        for (uint32_t s = 0; s < width / 2; s++) {
+            leaf[s] = leaf[2 * s] + leaf[2 * s + 1];
+        }
+    }
+    return leaf[0];
+}
+
 void dmk_ref_linear(const struct dmk_linear_args *a, struct dmk_stream *stream)
 {
     (void)stream;
@@ -42,12 +56,71 @@ void dmk_ref_linear(const struct dmk_linear_args *a, struct dmk_stream *stream)
             for (uint32_t s = 0; s < a->n_slices; s++) {
                 leaf[s] = dmk_ref_dot(w + (size_t)s * a->k, x + (size_t)s * a->k, a->k);
             }
-            for (uint32_t width = a->n_slices; width > 1; width /= 2) {
-                for (uint32_t s = 0; s < width / 2; s++) {
-                    leaf[s] = leaf[2 * s] + leaf[2 * s + 1];
-                }
+            float y = add_slices(leaf, a->n_slices);
+            y = a->bias ? y + dmk_bf16_to_f32(a->bias[n]) : y;
+            if (a->y_bf16) {
+                a->y_bf16[t * a->y_stride + n] = dmk_f32_to_bf16(y);
+            } else {
+                a->y_f32[t * a->y_stride + n] = y;
             }
-            float y = a->bias ? leaf[0] + dmk_bf16_to_f32(a->bias[n]) : leaf[0];
+        }
+    }
+}
+
+/* Codes of w and x over k elements, and the scales of their groups. */
+static float dot_fp8(const uint8_t *w, const float *w_scales, const uint8_t *x,
+                     const float *x_scales, uint32_t k)
+{
+    float total[DMK_LANES] = {0};
+    for (uint32_t group = 0; group < dmk_fp8_groups(k); group++) {
+        const uint32_t first = group * DMK_FP8_GROUP;
+        const uint32_t end = k - first < DMK_FP8_GROUP ? k : first + DMK_FP8_GROUP;
+        float lane[DMK_LANES] = {0};
+        for (uint32_t i = first; i < end; i++) {
+            const uint32_t l = i % DMK_K_BLOCK / 2;
+            lane[l] = fmaf(dmk_e4m3_to_f32(w[i]), dmk_e4m3_to_f32(x[i]), lane[l]);
+        }
+        const float scale = w_scales[group] * x_scales[group];
+        for (uint32_t l = 0; l < DMK_LANES; l++) {
+            total[l] = fmaf(lane[l], scale, total[l]);
+        }
+    }
+    return dmk_lanes_sum(total);
+}
+
+static void quantise_row(const struct dmk_linear_fp8_args *a, uint32_t row)
+{
+    const uint32_t n_groups = dmk_fp8_groups(a->k);
+    const uint64_t k = (uint64_t)a->k * a->n_slices, groups = (uint64_t)n_groups * a->n_slices;
+    for (uint32_t s = 0; s < a->n_slices; s++) {
+        for (uint32_t g = 0; g < n_groups; g++) {
+            const uint32_t at = g * DMK_FP8_GROUP, left = a->k - at;
+            const uint64_t col = (uint64_t)s * a->k + at;
+            a->x_scales[row * groups + s * n_groups + g] = dmk_fp8_quantise(
+                a->x + row * a->x_stride + col, left < DMK_FP8_GROUP ? left : DMK_FP8_GROUP,
+                a->x_codes + row * k + col);
+        }
+    }
+}
+
+void dmk_ref_linear_fp8(const struct dmk_linear_fp8_args *a, struct dmk_stream *stream)
+{
+    const uint32_t n_groups = dmk_fp8_groups(a->k);
+    const uint64_t k = (uint64_t)a->k * a->n_slices, groups = (uint64_t)n_groups * a->n_slices;
+    (void)stream;
+    for (uint32_t t = 0; t < a->n_rows; t++) {
+        quantise_row(a, t);
+        for (uint32_t n = 0; n < a->n_out; n++) {
+            const float *w_scales = a->w_scales + (a->first + n) / DMK_FP8_SCALE_ROWS * groups;
+            float leaf[8];
+            for (uint32_t s = 0; s < a->n_slices; s++) {
+                leaf[s] = dot_fp8(a->w + n * a->w_stride + (size_t)s * a->k,
+                                  w_scales + (size_t)s * n_groups,
+                                  a->x_codes + t * k + (size_t)s * a->k,
+                                  a->x_scales + t * groups + (size_t)s * n_groups, a->k);
+            }
+            float y = add_slices(leaf, a->n_slices);
+            y = a->bias ? y + dmk_bf16_to_f32(a->bias[n]) : y;
             if (a->y_bf16) {
                 a->y_bf16[t * a->y_stride + n] = dmk_f32_to_bf16(y);
             } else {

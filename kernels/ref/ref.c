@@ -8,6 +8,7 @@ void dmk_kernels_ref(struct dmk_kernels *ret_kernels)
         .embed = dmk_ref_embed,
         .rmsnorm = dmk_ref_rmsnorm,
         .linear = dmk_ref_linear,
+        .linear_fp8 = dmk_ref_linear_fp8,
         .rope = dmk_ref_rope,
         .kv_write = dmk_ref_kv_write,
         .attn = dmk_ref_attn,

@@ -14,6 +14,7 @@ float dmk_ref_dot_mxfp4(const uint8_t *blocks, const uint8_t *scales, const uint
 void dmk_ref_embed(const struct dmk_embed_args *args, struct dmk_stream *stream);
 void dmk_ref_rmsnorm(const struct dmk_rmsnorm_args *args, struct dmk_stream *stream);
 void dmk_ref_linear(const struct dmk_linear_args *args, struct dmk_stream *stream);
+void dmk_ref_linear_fp8(const struct dmk_linear_fp8_args *args, struct dmk_stream *stream);
 void dmk_ref_rope(const struct dmk_rope_args *args, struct dmk_stream *stream);
 void dmk_ref_kv_write(const struct dmk_kv_write_args *args, struct dmk_stream *stream);
 void dmk_ref_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
