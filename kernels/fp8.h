@@ -33,6 +33,13 @@ static inline uint8_t dmk_fp8_code(float x)
     return (uint8_t)(bits >> 24 & 0x80) | (uint8_t)code;
 }
 
+/* The number of a code that is not NaN. */
+static inline float dmk_fp8_value(uint8_t code)
+{
+    const float x = dmk_f32_from_bits((uint32_t)(code & 0x7f) << 20) * 0x1p120f;
+    return code & 0x80 ? -x : x;
+}
+
 /* The scale of activations whose largest magnitude has these bits (as an integer, so that a NaN is the largest), and
  * what they are multiplied by before they become codes. A group with a number that is not finite gets the scale NaN. */
 static inline void dmk_fp8_scale(uint32_t top_bits, float *ret_scale, float *ret_inverse)

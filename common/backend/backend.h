@@ -40,6 +40,8 @@ enum dmk_fill {
     DMK_FILL_CODES,  /* any bytes: MXFP4 codes */
     DMK_FILL_SCALES, /* UE8M0 of 2^-7 to 2^-4 */
     DMK_FILL_ONES,   /* bf16 */
+    DMK_FILL_E4M3,   /* codes of +-1/8 to +-1.875, any of them */
+    DMK_FILL_F32,    /* scale */
 };
 
 struct dmk_backend_memory {

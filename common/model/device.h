@@ -19,6 +19,7 @@ struct dmk_device_layer {
     const uint16_t *attn_norm;
     const uint16_t *qkv_w, *qkv_b; /* [(heads + 2 kv heads) * 64][H] */
     const uint16_t *o_w, *o_b;     /* [H][heads * 64] */
+    struct dmk_dense_fp8 qkv8, o8; /* instead of qkv_w and o_w, or without codes */
     const uint16_t *sinks;
     const uint16_t *mlp_norm;
     const uint16_t *router_w, *router_b;
@@ -29,6 +30,7 @@ struct dmk_device_layer {
  * own, everything else is whole. */
 struct dmk_device_rank {
     const uint16_t *embedding, *final_norm, *unembedding;
+    struct dmk_dense_fp8 head8; /* instead of unembedding, or without codes */
     struct dmk_device_layer *layers; /* [n_layers] */
     float *rope;
     uint8_t *plan;          /* copy of its group's block */

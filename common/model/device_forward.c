@@ -107,19 +107,20 @@ void dmk_device_attend(struct dmk_rank *rank, uint32_t layer)
     const bool write_first = full || p->n_tiles == 0;
 
     /* q [T][n_q][64], k and v [T][n_kv][64], side by side in rows of width */
-    kernels->linear(&(struct dmk_linear_args){.w = lw->qkv_w,
-                                              .bias = lw->qkv_b,
-                                              .x = a->norm,
-                                              .y_bf16 = a->q,
-                                              .w_stride = H,
-                                              .x_stride = H,
-                                              .y_stride = width,
-                                              .n_rows = T,
-                                              .n_out = (uint32_t)width,
-                                              .k = H,
-                                              .n_slices = 1,
-                                              .n_whole = (s->n_heads + 2 * s->n_kv_heads) * D},
-                    stream);
+    dmk_engine_linear(rank,
+                      &(struct dmk_linear_args){.w = lw->qkv_w,
+                                                .bias = lw->qkv_b,
+                                                .x = a->norm,
+                                                .y_bf16 = a->q,
+                                                .w_stride = H,
+                                                .x_stride = H,
+                                                .y_stride = width,
+                                                .n_rows = T,
+                                                .n_out = (uint32_t)width,
+                                                .k = H,
+                                                .n_slices = 1,
+                                                .n_whole = (s->n_heads + 2 * s->n_kv_heads) * D},
+                      &lw->qkv8, 0);
     kernels->rope_write(
         &(struct dmk_rope_write_args){.qkv = a->q,
                                       .positions = dmk_device_at(rank, p->positions),
@@ -175,20 +176,21 @@ void dmk_device_attend(struct dmk_rank *rank, uint32_t layer)
     /* sum [T][H] = o_proj over the rank's columns, a leaf for each KV head; one rank has all leaves and rounds the
      * tree's root with the bias, in half of sum's memory */
     const bool whole = rank->engine->conf.layout.tp == 1;
-    kernels->linear(&(struct dmk_linear_args){.w = lw->o_w,
-                                              .bias = whole ? lw->o_b : NULL,
-                                              .x = a->heads,
-                                              .y_bf16 = whole ? (uint16_t *)a->sum : NULL,
-                                              .y_f32 = whole ? NULL : a->sum,
-                                              .w_stride = (uint64_t)n_q * D,
-                                              .x_stride = (uint64_t)n_q * D,
-                                              .y_stride = H,
-                                              .n_rows = T,
-                                              .n_out = H,
-                                              .k = G * D,
-                                              .n_slices = n_kv,
-                                              .leaf = true},
-                    stream);
+    dmk_engine_linear(rank,
+                      &(struct dmk_linear_args){.w = lw->o_w,
+                                                .bias = whole ? lw->o_b : NULL,
+                                                .x = a->heads,
+                                                .y_bf16 = whole ? (uint16_t *)a->sum : NULL,
+                                                .y_f32 = whole ? NULL : a->sum,
+                                                .w_stride = (uint64_t)n_q * D,
+                                                .x_stride = (uint64_t)n_q * D,
+                                                .y_stride = H,
+                                                .n_rows = T,
+                                                .n_out = H,
+                                                .k = G * D,
+                                                .n_slices = n_kv,
+                                                .leaf = true},
+                      &lw->o8, 0);
 }
 
 /* topk of scores [T][E], and of one group, whose ranks all have its rows, slots by expert. */
@@ -390,18 +392,19 @@ void dmk_device_head(struct dmk_rank *rank)
                                                      dev->final_norm, a->last, n, H, s->norm_eps},
                           rank->stream);
     for (uint32_t row = 0; row < n; row += most) {
-        rank->kernels.linear(&(struct dmk_linear_args){.w = dev->unembedding,
-                                                       .x = a->last + (size_t)row * H,
-                                                       .y_f32 = logits + (size_t)row * s->vocab,
-                                                       .w_stride = H,
-                                                       .x_stride = H,
-                                                       .y_stride = s->vocab,
-                                                       .n_rows = n - row < most ? n - row : most,
-                                                       .n_out = rank->shard.n_vocab,
-                                                       .k = H,
-                                                       .n_slices = 1,
-                                                       .n_whole = s->vocab},
-                             rank->stream);
+        dmk_engine_linear(rank,
+                          &(struct dmk_linear_args){.w = dev->unembedding,
+                                                    .x = a->last + (size_t)row * H,
+                                                    .y_f32 = logits + (size_t)row * s->vocab,
+                                                    .w_stride = H,
+                                                    .x_stride = H,
+                                                    .y_stride = s->vocab,
+                                                    .n_rows = n - row < most ? n - row : most,
+                                                    .n_out = rank->shard.n_vocab,
+                                                    .k = H,
+                                                    .n_slices = 1,
+                                                    .n_whole = s->vocab},
+                          &dev->head8, rank->shard.vocab_first);
     }
 }
 

@@ -195,15 +195,62 @@ static size_t key_width(const struct dmk_rank *rank)
     return (size_t)rank->shard.n_kv_heads * DMK_HEAD_DIM;
 }
 
+/* Of a dense matrix in FP8 whose first row is row `first` of the model's. */
+static size_t scale_bytes(size_t first, size_t rows, size_t groups)
+{
+    const size_t end = (first + rows + DMK_FP8_SCALE_ROWS - 1) / DMK_FP8_SCALE_ROWS;
+    return rows ? (end - first / DMK_FP8_SCALE_ROWS) * groups * sizeof(float) : 0;
+}
+
+static size_t hidden_groups(const struct dmk_rank *rank)
+{
+    return dmk_fp8_groups(rank->engine->shape.hidden);
+}
+
+/* Of the output projection, whose slices are KV heads. */
+static size_t head_groups(const struct dmk_rank *rank)
+{
+    return rank->shard.n_kv_heads *
+           dmk_fp8_groups((uint32_t)(query_width(rank) / rank->shard.n_kv_heads));
+}
+
+static struct dmk_dense_fp8 place_fp8(struct arena *arena, size_t first, size_t rows, size_t cols,
+                                      size_t groups)
+{
+    struct dmk_dense_fp8 d;
+    d.codes = take(arena, rows * cols);
+    d.scales = take(arena, scale_bytes(first, rows, groups));
+    return d;
+}
+
+/* Random ones are of order 1, with the scale of those that they stand for. */
+static void send_dense(struct loader *l, const uint8_t *codes, const float *scales,
+                       const struct dmk_dense_fp8 *src, size_t code_bytes, size_t scales_bytes)
+{
+    if (code_bytes == 0) {
+        return;
+    }
+    send(l, codes, src->codes, code_bytes, DMK_FILL_E4M3, 0);
+    if (!src->scales) {
+        scales_bytes = (scales_bytes + 15) / 16 * 16; /* whole pieces; the arena has room */
+    }
+    send(l, scales, src->scales, scales_bytes, DMK_FILL_F32, 0x1p-5f);
+}
+
 static void place_layer(struct arena *arena, const struct dmk_rank *rank,
                         struct dmk_device_layer *d)
 {
     const struct dmk_shape *s = &rank->engine->shape;
     const size_t H = s->hidden, q = query_width(rank), kv = key_width(rank), u16 = sizeof(uint16_t);
     d->attn_norm = take(arena, H * u16);
-    d->qkv_w = take(arena, (q + 2 * kv) * H * u16);
+    if (rank->engine->conf.fp8_dense) {
+        d->qkv8 = place_fp8(arena, 0, q + 2 * kv, H, hidden_groups(rank));
+        d->o8 = place_fp8(arena, 0, H, q, head_groups(rank));
+    } else {
+        d->qkv_w = take(arena, (q + 2 * kv) * H * u16);
+        d->o_w = take(arena, H * q * u16);
+    }
     d->qkv_b = take(arena, (q + 2 * kv) * u16);
-    d->o_w = take(arena, H * q * u16);
     d->o_b = take(arena, H * u16);
     d->sinks = take(arena, q / DMK_HEAD_DIM * u16);
     d->mlp_norm = take(arena, H * u16);
@@ -211,6 +258,27 @@ static void place_layer(struct arena *arena, const struct dmk_rank *rank,
     d->router_b = take(arena, s->n_experts * u16);
     d->gate_up = place_experts(arena, rank, true);
     d->down = place_experts(arena, rank, false);
+}
+
+/* Queries, keys and values one below the other, each a multiple of 64 rows. */
+static void load_dense(struct loader *l, const struct dmk_device_layer *d,
+                       const struct dmk_layer_weights *w)
+{
+    const size_t H = l->engine->shape.hidden, q = query_width(l->rank), kv = key_width(l->rank),
+                 groups = hidden_groups(l->rank), n_q = q / DMK_FP8_SCALE_ROWS * groups,
+                 n_kv = kv / DMK_FP8_SCALE_ROWS * groups;
+    if (!w->q8.codes) {
+        send_dense(l, d->qkv8.codes, d->qkv8.scales, &w->q8, (q + 2 * kv) * H,
+                   (n_q + 2 * n_kv) * sizeof(float));
+    } else {
+        send_dense(l, d->qkv8.codes, d->qkv8.scales, &w->q8, q * H, n_q * sizeof(float));
+        send_dense(l, d->qkv8.codes + q * H, d->qkv8.scales + n_q, &w->k8, kv * H,
+                   n_kv * sizeof(float));
+        send_dense(l, d->qkv8.codes + (q + kv) * H, d->qkv8.scales + n_q + n_kv, &w->v8, kv * H,
+                   n_kv * sizeof(float));
+    }
+    send_dense(l, d->o8.codes, d->o8.scales, &w->o8, H * q,
+               scale_bytes(0, H, head_groups(l->rank)));
 }
 
 /* Random models keep their size: rows of a matrix of n inputs have standard deviation 1 / sqrt(n). */
@@ -222,14 +290,18 @@ static void load_layer(struct loader *l, const struct dmk_device_layer *d,
     const size_t H = s->hidden, q = query_width(l->rank), kv = key_width(l->rank),
                  u16 = sizeof(uint16_t);
     send(l, d->attn_norm, w->attn_norm, H * u16, DMK_FILL_ONES, 0);
-    send(l, d->qkv_w, w->q_w, q * H * u16, DMK_FILL_BF16, 0.0186f);
-    send(l, d->qkv_w + q * H, w->k_w, kv * H * u16, DMK_FILL_BF16, 0.0186f);
-    send(l, d->qkv_w + (q + kv) * H, w->v_w, kv * H * u16, DMK_FILL_BF16, 0.0186f);
+    if (d->qkv8.codes) {
+        load_dense(l, d, w);
+    } else {
+        send(l, d->qkv_w, w->q_w, q * H * u16, DMK_FILL_BF16, 0.0186f);
+        send(l, d->qkv_w + q * H, w->k_w, kv * H * u16, DMK_FILL_BF16, 0.0186f);
+        send(l, d->qkv_w + (q + kv) * H, w->v_w, kv * H * u16, DMK_FILL_BF16, 0.0186f);
+        send_rows(l, d->o_w, w->o_w, (w->o_stride ? w->o_stride : q) * u16, q * u16, H,
+                  DMK_FILL_BF16, 0.0156f);
+    }
     send(l, d->qkv_b, w->q_b, q * u16, DMK_FILL_BF16, 0.1f);
     send(l, d->qkv_b + q, w->k_b, kv * u16, DMK_FILL_BF16, 0.1f);
     send(l, d->qkv_b + q + kv, w->v_b, kv * u16, DMK_FILL_BF16, 0.1f);
-    send_rows(l, d->o_w, w->o_w, (w->o_stride ? w->o_stride : q) * u16, q * u16, H, DMK_FILL_BF16,
-              0.0156f);
     send(l, d->o_b, w->o_b, H * u16, DMK_FILL_BF16, 0.1f);
     send(l, d->sinks, w->sinks, q / DMK_HEAD_DIM * u16, DMK_FILL_BF16, 1.0f);
     send(l, d->mlp_norm, w->mlp_norm, H * u16, DMK_FILL_ONES, 0);
@@ -245,8 +317,15 @@ static void place_globals(struct arena *arena, const struct dmk_rank *rank,
     const size_t H = rank->engine->shape.hidden, u16 = sizeof(uint16_t);
     dev->embedding = take(arena, rank->engine->shape.vocab * H * u16);
     dev->final_norm = take(arena, H * u16);
-    dev->unembedding =
-        rank->engine->conf.prefill ? NULL : take(arena, rank->shard.n_vocab * H * u16);
+    if (rank->engine->conf.prefill) {
+        return;
+    }
+    if (rank->engine->conf.fp8_dense) {
+        dev->head8 =
+            place_fp8(arena, rank->shard.vocab_first, rank->shard.n_vocab, H, hidden_groups(rank));
+    } else {
+        dev->unembedding = take(arena, rank->shard.n_vocab * H * u16);
+    }
 }
 
 static void load_globals(struct loader *l, const struct dmk_device_rank *dev)
@@ -255,7 +334,11 @@ static void load_globals(struct loader *l, const struct dmk_device_rank *dev)
     const size_t H = l->engine->shape.hidden, u16 = sizeof(uint16_t);
     send(l, dev->embedding, w->embedding, l->engine->shape.vocab * H * u16, DMK_FILL_BF16, 1.0f);
     send(l, dev->final_norm, w->final_norm, H * u16, DMK_FILL_ONES, 0);
-    if (!l->engine->conf.prefill) {
+    if (dev->head8.codes) {
+        send_dense(l, dev->head8.codes, dev->head8.scales, &w->head8, l->rank->shard.n_vocab * H,
+                   scale_bytes(l->rank->shard.vocab_first, l->rank->shard.n_vocab,
+                               hidden_groups(l->rank)));
+    } else if (!l->engine->conf.prefill) {
         send(l, dev->unembedding, w->unembedding, l->rank->shard.n_vocab * H * u16, DMK_FILL_BF16,
              0.05f);
     }
@@ -311,9 +394,18 @@ uint64_t dmk_device_load_bytes(const struct dmk_rank *rank)
     const struct dmk_moe_packed up = plain_bytes(rank->engine, true, rank->shard.n_experts),
                                 down = plain_bytes(rank->engine, false, rank->shard.n_experts);
     const uint64_t head = rank->engine->conf.prefill ? 0 : rank->shard.n_vocab;
-    const uint64_t dense = (q + 2 * kv) * (H + 1) + H * q + q / DMK_HEAD_DIM + 3 * H +
-                           s->n_experts * (H + 1) + E * (2 * s->intermediate + H);
-    return ((s->vocab + head + 1) * H + s->n_layers * dense) * u16 +
+    const bool fp8 = rank->engine->conf.fp8_dense;
+    const uint64_t rest = q + 2 * kv + q / DMK_HEAD_DIM + 3 * H + s->n_experts * (H + 1) +
+                          E * (2 * s->intermediate + H);
+    /* Of a layer, and of the head. */
+    const uint64_t dense = fp8 ? (q + 2 * kv) * H + H * q +
+                                     scale_bytes(0, q + 2 * kv, hidden_groups(rank)) +
+                                     scale_bytes(0, H, head_groups(rank))
+                               : ((q + 2 * kv) * H + H * q) * u16;
+    const uint64_t top =
+        fp8 ? head * H + scale_bytes(rank->shard.vocab_first, head, hidden_groups(rank))
+            : head * H * u16;
+    return ((s->vocab + 1) * H + s->n_layers * rest) * u16 + s->n_layers * dense + top +
            s->n_layers * (up.blocks + up.scales + down.blocks + down.scales);
 }
 

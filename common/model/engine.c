@@ -75,6 +75,10 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
     const size_t R = engine->conf.prefill ? 0 : engine->conf.max_logit_rows;
     const size_t G = engine->conf.layout.dp > 1 ? M : 0; /* rows that come from groups */
     const bool joined = rank->backend->ops->async;
+    const size_t codes = engine->conf.fp8_dense ? T > R ? T : R : 0; /* rows of FP8 activations */
+    const size_t groups =
+        max_u32(dmk_fp8_groups(s->hidden),
+                rank->shard.n_kv_heads * dmk_fp8_groups(s->n_heads / s->n_kv_heads * DMK_HEAD_DIM));
     const size_t P = joined && engine->n_ranks > 1 ? M : G; /* rows of a partial sum of experts */
     struct dmk_acts *a = &rank->acts;
     struct {
@@ -100,6 +104,8 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
         {&a->z, slots * s->intermediate * bf16},
         {&a->y, slots * s->hidden * sizeof(float)},
         {&a->last, R * s->hidden * bf16},
+        {&a->codes, codes * (n_q > s->hidden ? n_q : s->hidden)},
+        {&a->code_scales, codes * groups * sizeof(float)},
         {&a->got.x, G * s->hidden * bf16},
         {&a->got.ids, G * s->experts_per_token * u32},
         {&a->got.weights, G * s->experts_per_token * sizeof(float)},
@@ -112,6 +118,42 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
             return status;
         }
     }
+    return 0;
+}
+
+/* Dense weights in FP8; groups of ranks have the same, of which the first one's serve all. */
+static int open_dense(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
+{
+    const struct dmk_shape *s = &engine->shape;
+    const uint32_t k = s->n_heads / s->n_kv_heads * DMK_HEAD_DIM;
+    if (!rank->kernels.linear_fp8) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "dense weights in FP8 are not supported on backend '%s'",
+                             engine->conf.backend);
+    }
+    if (rank->backend->ops->async && k % DMK_FP8_GROUP != 0) {
+        return dmk_error_set(reterr, -DMK_ENOTSUP,
+                             "dense weights in FP8 on backend '%s' need an even number of query "
+                             "heads for a KV head, not %u",
+                             engine->conf.backend, s->n_heads / s->n_kv_heads);
+    }
+    if (!rank->weights.layers) {
+        return 0; /* random ones */
+    }
+    if (rank->group == 0) {
+        return dmk_weights_dense_rank(engine->weights, engine->conf.layout, rank->index,
+                                      !engine->conf.prefill, &rank->weights, reterr);
+    }
+    const struct dmk_rank_weights *same =
+        &engine->ranks[rank->index % engine->conf.layout.tp].weights;
+    for (uint32_t i = 0; i < s->n_layers; i++) {
+        struct dmk_layer_weights *l = &rank->weights.layers[i];
+        l->q8 = same->layers[i].q8;
+        l->k8 = same->layers[i].k8;
+        l->v8 = same->layers[i].v8;
+        l->o8 = same->layers[i].o8;
+    }
+    rank->weights.head8 = same->head8;
     return 0;
 }
 
@@ -136,6 +178,9 @@ static int open_rank(struct dmk_engine *engine, uint32_t index, const struct dmk
     }
     rank->stream = rank->backend->ops->stream(rank->backend, DMK_STREAM_COMPUTE);
     rank->backend->ops->kernels(rank->backend, &rank->kernels);
+    if (engine->conf.fp8_dense && (status = open_dense(engine, rank, reterr)) != 0) {
+        return status;
+    }
     engine->max_moe_rows = engine->conf.max_step_tokens;
     if (rank->backend->ops->async) {
         engine->max_moe_rows = max_u32(engine->max_moe_rows, dmk_device_moe_rows(&engine->conf));
@@ -266,8 +311,9 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
     /* The reference set on the host is told apart by its options, not by its bits. */
     bool host = strcmp(conf->backend, "cuda") != 0;
-    snprintf(engine->numerics, sizeof(engine->numerics), "%s-k1-%s",
-             name_formats(weights->expert_format, conf->fp8_experts, host), host ? "cpu" : "cuda");
+    snprintf(engine->numerics, sizeof(engine->numerics), "%s%s-k1-%s",
+             name_formats(weights->expert_format, conf->fp8_experts, host),
+             conf->fp8_dense ? "-dense8" : "", host ? "cpu" : "cuda");
 
     status = open_ranks(engine, reterr);
     if (status == 0) {

@@ -38,6 +38,9 @@ struct dmk_engine_conf {
     uint32_t max_logit_rows;
     bool
         fp8_experts; /* device: MXFP4 experts become FP8 with power-of-two scales, fast for prompts */
+    /* Products of attention (q, k, v and o) and of the head in FP8: weights with a scale for each block of 128 x 128,
+     * activations with one for 128 channels of a token. Made of the checkpoint's BF16, so numbers change. */
+    bool fp8_dense;
     bool no_verify; /* a converted folder's files are not read under their checksums */
     /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
      * in device memory, for benches; they are others in another layout. */

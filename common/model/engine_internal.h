@@ -10,6 +10,7 @@
 #include "common/coll/coll.h"
 #include "common/model/engine.h"
 #include "common/model/weights.h"
+#include "kernels/fp8.h"
 #include "kernels/kernels.h"
 
 struct dmk_team;
@@ -57,6 +58,9 @@ struct dmk_acts {
     uint16_t *z;    /* [T*k][I] */
     float *y;       /* [T*k][H] */
     uint16_t *last; /* [logit rows][H] */
+    /* Working memory of dense products in FP8: [rows][widest K], and the groups' scales. */
+    uint8_t *codes;
+    float *code_scales;
     /* With more than one group: rows that came from all of them for the rank's experts, and its partial sum
      * for each. Room for all rows of a step, since all may choose the same experts. On a device part is there
      * with one group too, so that the two sums of a layer never share memory (see device_step.c). */
@@ -145,6 +149,10 @@ void dmk_engine_plan_empty(struct dmk_engine *engine, uint32_t group);
 
 /* Turns the step into the plans of its groups; asserts the bounds that the caller promised. */
 void dmk_engine_plan(struct dmk_engine *engine, const struct dmk_step *step);
+
+/* linear, with w8 instead of args->w where it is there; first_row: of the rank's rows in the model's matrix. */
+void dmk_engine_linear(struct dmk_rank *rank, const struct dmk_linear_args *args,
+                       const struct dmk_dense_fp8 *w8, uint32_t first_row);
 
 /* One rank's whole step, with its group's plan. 0 or -DMK_ECANCELLED, the same on all ranks. */
 int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,

@@ -40,9 +40,10 @@ static void copy_pages(struct dmk_rank *rank, const struct dmk_step *step)
     }
 }
 
-/* y [T][n_out] = bf16(x [T][k] times w [n_out][k] + b) */
-static void project(struct dmk_rank *rank, const uint16_t *w, const uint16_t *b, const uint16_t *x,
-                    uint16_t *y, uint32_t n_rows, uint32_t n_out, uint32_t k)
+/* y [T][n_out] = bf16(x [T][k] times w [n_out][k] + b), or times w8 where that is there */
+static void project(struct dmk_rank *rank, const uint16_t *w, const struct dmk_dense_fp8 *w8,
+                    const uint16_t *b, const uint16_t *x, uint16_t *y, uint32_t n_rows,
+                    uint32_t n_out, uint32_t k)
 {
     struct dmk_linear_args args = {.w = w,
                                    .bias = b,
@@ -55,7 +56,7 @@ static void project(struct dmk_rank *rank, const uint16_t *w, const uint16_t *b,
                                    .n_out = n_out,
                                    .k = k,
                                    .n_slices = 1};
-    rank->kernels.linear(&args, rank->stream);
+    dmk_engine_linear(rank, &args, w8, 0);
 }
 
 static struct dmk_expert_weights describe(const struct dmk_engine *engine,
@@ -139,9 +140,9 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
             &(struct dmk_rmsnorm_args){a->x, NULL, lw->attn_norm, a->norm, T, H, s->norm_eps},
             stream);
         /* q [T][n_q][64], k and v [T][n_kv][64]: this rank's heads */
-        project(rank, lw->q_w, lw->q_b, a->norm, a->q, T, n_q * D, H);
-        project(rank, lw->k_w, lw->k_b, a->norm, a->k, T, n_kv * D, H);
-        project(rank, lw->v_w, lw->v_b, a->norm, a->v, T, n_kv * D, H);
+        project(rank, lw->q_w, &lw->q8, lw->q_b, a->norm, a->q, T, n_q * D, H);
+        project(rank, lw->k_w, &lw->k8, lw->k_b, a->norm, a->k, T, n_kv * D, H);
+        project(rank, lw->v_w, &lw->v8, lw->v_b, a->norm, a->v, T, n_kv * D, H);
         kernels->rope(&(struct dmk_rope_args){a->q, plan->positions, engine->rope, T, n_q}, stream);
         kernels->rope(&(struct dmk_rope_args){a->k, plan->positions, engine->rope, T, n_kv},
                       stream);
@@ -190,17 +191,18 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
 
         /* sum [T][H] = o_proj over this rank's columns: a leaf for each KV head, added in the tree,
          * first here and then across ranks; x = bf16(x + bf16(sum + bias)) */
-        kernels->linear(&(struct dmk_linear_args){.w = lw->o_w,
-                                                  .x = a->heads,
-                                                  .y_f32 = a->sum,
-                                                  .w_stride = lw->o_stride,
-                                                  .x_stride = n_q * D,
-                                                  .y_stride = H,
-                                                  .n_rows = T,
-                                                  .n_out = H,
-                                                  .k = G * D,
-                                                  .n_slices = DMK_REDUCE_LEAVES / tp},
-                        stream);
+        dmk_engine_linear(rank,
+                          &(struct dmk_linear_args){.w = lw->o_w,
+                                                    .x = a->heads,
+                                                    .y_f32 = a->sum,
+                                                    .w_stride = lw->o_stride,
+                                                    .x_stride = n_q * D,
+                                                    .y_stride = H,
+                                                    .n_rows = T,
+                                                    .n_out = H,
+                                                    .k = G * D,
+                                                    .n_slices = DMK_REDUCE_LEAVES / tp},
+                          &lw->o8, 0);
         dmk_coll_allreduce(engine->coll, rank->index, a->sum, (size_t)T * H);
         kernels->residual(&(struct dmk_residual_args){a->x, a->sum, lw->o_b, T, H}, stream);
 
@@ -208,7 +210,8 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
         kernels->rmsnorm(
             &(struct dmk_rmsnorm_args){a->x, NULL, lw->mlp_norm, a->norm, T, H, s->norm_eps},
             stream);
-        project(rank, lw->router_w, lw->router_b, a->norm, a->scores, T, s->n_experts, H);
+        project(rank, lw->router_w, &(struct dmk_dense_fp8){0}, lw->router_b, a->norm, a->scores, T,
+                s->n_experts, H);
         kernels->topk(&(struct dmk_topk_args){a->scores, a->chosen, a->weights, T, s->n_experts, k},
                       stream);
 
@@ -242,17 +245,18 @@ int dmk_forward(struct dmk_rank *rank, const struct dmk_step_plan *plan,
         kernels->rmsnorm(&(struct dmk_rmsnorm_args){a->x, plan->logit_rows, w->final_norm, a->last,
                                                     R, H, s->norm_eps},
                          stream);
-        kernels->linear(&(struct dmk_linear_args){.w = w->unembedding,
-                                                  .x = a->last,
-                                                  .y_f32 = plan->logits + rank->shard.vocab_first,
-                                                  .w_stride = H,
-                                                  .x_stride = H,
-                                                  .y_stride = s->vocab,
-                                                  .n_rows = R,
-                                                  .n_out = rank->shard.n_vocab,
-                                                  .k = H,
-                                                  .n_slices = 1},
-                        stream);
+        dmk_engine_linear(rank,
+                          &(struct dmk_linear_args){.w = w->unembedding,
+                                                    .x = a->last,
+                                                    .y_f32 = plan->logits + rank->shard.vocab_first,
+                                                    .w_stride = H,
+                                                    .x_stride = H,
+                                                    .y_stride = s->vocab,
+                                                    .n_rows = R,
+                                                    .n_out = rank->shard.n_vocab,
+                                                    .k = H,
+                                                    .n_slices = 1},
+                          &w->head8, rank->shard.vocab_first);
     }
     return rank->backend->ops->sync(rank->backend, stream);
 }

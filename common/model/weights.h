@@ -20,6 +20,13 @@ struct dmk_expert_matrix {
     const uint16_t *bias; /* [E][rows] bf16 */
 };
 
+/* A rank's share of a dense matrix in FP8: codes [rows][cols] E4M3 and their scales, as kernels/fp8.h says; those of the
+ * first rows may be of a block that begins with another rank's. codes NULL: there is none. */
+struct dmk_dense_fp8 {
+    const uint8_t *codes;
+    const float *scales;
+};
+
 struct dmk_layer_weights {
     const uint16_t *attn_norm;           /* [H] */
     const uint16_t *q_w, *q_b;           /* [n_heads*64][H], [n_heads*64] */
@@ -32,6 +39,8 @@ struct dmk_layer_weights {
     const uint16_t *router_w, *router_b; /* [E][H], [E] */
     struct dmk_expert_matrix gate_up;    /* rows 2I, cols H */
     struct dmk_expert_matrix down;       /* rows H, cols I */
+    /* Of a rank whose engine wants dense weights in FP8: what is multiplied by instead of q_w and so on. */
+    struct dmk_dense_fp8 q8, k8, v8, o8;
 };
 
 /* The largest of all MXFP4 scales and where it stands, known after a prefault; tensor NULL: there is none. */
@@ -77,6 +86,7 @@ struct dmk_rank_weights {
     const uint16_t *embedding;        /* [vocab][H] */
     const uint16_t *final_norm;       /* [H] */
     const uint16_t *unembedding;      /* [shard.n_vocab][H], or NULL */
+    struct dmk_dense_fp8 head8;       /* of unembedding, as in layers */
     struct dmk_layer_weights *layers; /* [n_layers]; NULL where the weights are random */
 };
 
@@ -97,6 +107,11 @@ void dmk_weights_rank_release(struct dmk_rank_weights *rank);
 /* For hosts: a rank's FP8 experts as BF16, which holds the same numbers, in memory that the weights own. */
 int dmk_weights_expand_rank(struct dmk_weights *weights, struct dmk_rank_weights *rank,
                             uint32_t n_experts, struct dmk_error *reterr);
+
+/* A rank's dense matrices (q, k, v, o, and the head if asked for) as FP8, in memory that the weights own; refuses
+ * numbers that are not finite. */
+int dmk_weights_dense_rank(struct dmk_weights *weights, struct dmk_layout layout, uint32_t rank,
+                           bool head, struct dmk_rank_weights *ret_rank, struct dmk_error *reterr);
 
 struct dmk_id128;
 /* Reads weights by their address; 0 or negative. */

@@ -11,6 +11,7 @@
 static const char *const transports[] = {"tcp", "shm", "cuda", "none", NULL};
 static const char *const weights[] = {"checkpoint", "random", NULL};
 static const char *const experts[] = {"checkpoint", "fp8", NULL};
+static const char *const dense[] = {"checkpoint", "fp8", NULL};
 static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
 
 static const struct dmk_conf_option options[] = {
@@ -37,6 +38,12 @@ static const struct dmk_conf_option options[] = {
      "Format of the experts' weights in memory: as in the checkpoint, or fp8, which reads prompts "
      "faster (cuda). Workers that exchange pages must agree.",
      AT(experts)},
+    {"dense", DMK_CONF_ENUM, "checkpoint", 0, 0, dense,
+     "Format of the dense weights in memory (attention's projections and the head): as in the "
+     "checkpoint, or fp8, half the bytes: E4M3 with a scale for each block of 128 x 128, and "
+     "activations with one for 128 channels of a token. The numbers change a little. Workers that "
+     "exchange pages must agree.",
+     AT(dense)},
     {"listen", DMK_CONF_STR, "0.0.0.0:9000", 0, 0, NULL,
      "Address of the gRPC server that routers call.", AT(listen)},
     {"admin-host", DMK_CONF_STR, "0.0.0.0", 0, 0, NULL,

@@ -12,6 +12,7 @@ struct dmk_worker_conf {
     char *backend;
     uint32_t weights; /* enum dmk_worker_weights */
     uint32_t experts; /* enum dmk_worker_experts */
+    uint32_t dense;   /* enum dmk_worker_dense */
     bool verify_weights;
     char *listen;
     char *admin_host;
@@ -40,6 +41,7 @@ struct dmk_worker_conf {
 enum dmk_worker_weights { DMK_WORKER_WEIGHTS_CHECKPOINT, DMK_WORKER_WEIGHTS_RANDOM };
 
 enum dmk_worker_experts { DMK_WORKER_EXPERTS_CHECKPOINT, DMK_WORKER_EXPERTS_FP8 };
+enum dmk_worker_dense { DMK_WORKER_DENSE_CHECKPOINT, DMK_WORKER_DENSE_FP8 };
 
 enum dmk_worker_transport {
     DMK_WORKER_TCP,

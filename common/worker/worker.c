@@ -166,6 +166,7 @@ static int open_real_engine(struct dmk_worker *w)
         .n_threads = c->threads,
         .random_preset = c->weights == DMK_WORKER_WEIGHTS_RANDOM ? c->model : NULL,
         .fp8_experts = c->experts == DMK_WORKER_EXPERTS_FP8,
+        .fp8_dense = c->dense == DMK_WORKER_DENSE_FP8,
         .no_verify = !c->verify_weights,
         .n_full_pages = c->full_pages,
         .n_window_pages = c->window_pages,

@@ -140,11 +140,10 @@ static void dot8_rows(const struct dmk_linear_fp8_args *a, const float *packed, 
             const uint32_t left = a->k / DMK_K_BLOCK - g * GROUP8_MOST;
             const uint32_t n_blocks = left < GROUP8_MOST ? left : GROUP8_MOST;
             const uint64_t at = (uint64_t)s * n_groups + g;
-            float scale[ROWS8][TILE_T];
+            float scale[ROWS8][TILE_T] = {0};
             for (uint32_t r = 0; r < ROWS8; r++) {
                 for (uint32_t t = 0; t < n_t; t++) {
-                    scale[r][t] =
-                        w_scales[r][at] * a->x_scales[(t0 + t) * groups + at] * 0x1p16f;
+                    scale[r][t] = w_scales[r][at] * a->x_scales[(t0 + t) * groups + at] * 0x1p16f;
                 }
             }
             dot8_group_n(w, packed, n_blocks, n_t, scale, lanes);

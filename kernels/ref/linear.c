@@ -2,7 +2,6 @@
 #include "kernels/ref/ref.h"
 
 #include "kernels/fp8.h"
-#include "kernels/pack.h"
 
 float dmk_ref_dot(const uint16_t *w, const uint16_t *x, uint32_t k)
 {
@@ -78,7 +77,7 @@ static float dot_fp8(const uint8_t *w, const float *w_scales, const uint8_t *x,
         float lane[DMK_LANES] = {0};
         for (uint32_t i = first; i < end; i++) {
             const uint32_t l = i % DMK_K_BLOCK / 2;
-            lane[l] = fmaf(dmk_e4m3_to_f32(w[i]), dmk_e4m3_to_f32(x[i]), lane[l]);
+            lane[l] = fmaf(dmk_fp8_value(w[i]), dmk_fp8_value(x[i]), lane[l]);
         }
         const float scale = w_scales[group] * x_scales[group];
         for (uint32_t l = 0; l < DMK_LANES; l++) {

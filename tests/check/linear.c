@@ -94,6 +94,13 @@ static void check_fp8(struct check *c, const struct shape *s, uint32_t first)
 static void check_codes(struct check *c)
 {
     uint8_t *want = check_buf(c, 65536), *got = check_buf(c, 65536);
+    float *value = check_buf(c, 254 * sizeof(float)), *same = check_buf(c, 254 * sizeof(float));
+    for (uint32_t i = 0; i < 254; i++) {
+        const uint8_t code = (uint8_t)(i + i / 127);
+        value[i] = dmk_e4m3_to_f32(code);
+        same[i] = dmk_fp8_value(code);
+    }
+    check_equal(c, value, same, 254 * sizeof(float), sizeof(float), "values of all codes");
     for (uint32_t i = 0; i < 65536; i++) {
         want[i] = dmk_f32_to_e4m3(dmk_bf16_to_f32((uint16_t)i));
         got[i] = dmk_fp8_code(dmk_bf16_to_f32((uint16_t)i));

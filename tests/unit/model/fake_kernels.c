@@ -68,6 +68,11 @@ static void run_linear(const void *args)
     host()->linear(args, here());
 }
 
+static void run_linear_fp8(const void *args)
+{
+    host()->linear_fp8(args, here());
+}
+
 static void run_topk(const void *args)
 {
     host()->topk(args, here());
@@ -317,6 +322,7 @@ static void gather(const struct dmk_gather_args *args, struct dmk_stream *stream
 QUEUED(embed, dmk_embed_args)
 QUEUED(rmsnorm, dmk_rmsnorm_args)
 QUEUED(linear, dmk_linear_args)
+QUEUED(linear_fp8, dmk_linear_fp8_args)
 QUEUED(topk, dmk_topk_args)
 QUEUED(moe_group, dmk_moe_group_args)
 QUEUED(gate_up, dmk_moe_gate_up_args)
@@ -338,6 +344,7 @@ void fake_kernels(struct dmk_kernels *ret_kernels)
         .embed = embed,
         .rmsnorm = rmsnorm,
         .linear = linear,
+        .linear_fp8 = linear_fp8,
         .kv_write = kv_write,
         .attn = attn,
         .topk = topk,

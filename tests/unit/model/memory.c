@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include "common/base/assert.h"
 #include "common/base/rng.h"
+#include "common/model/weights_internal.h"
 #include "kernels/dtype.h"
 
 struct dmk_shape small_shape(uint32_t n_layers)
@@ -123,6 +124,7 @@ void memory_weights_free(struct dmk_weights *weights)
     for (uint32_t i = 0; i < memory->maker.n_blocks; i++) {
         free(memory->maker.blocks[i]);
     }
+    dmk_weights_disown(&memory->weights);
     free(memory->weights.layers);
     free(memory);
 }

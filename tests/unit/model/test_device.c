@@ -17,6 +17,7 @@
 enum { VOCAB = 512, MAX_IDS = 150, MAX_SEQS = 5, N_FULL = 24, N_WINDOW = 24, MAX_ROWS = 256 };
 
 static uint64_t seed;
+static bool dense8; /* dense weights in FP8 */
 
 /* Group, chunk of its prompt, and from where on its tokens go one by one. */
 struct seq {
@@ -35,6 +36,7 @@ static struct dmk_engine *open_with(struct dmk_weights *weights, const char *bac
     struct dmk_engine_conf conf = {.backend = backend,
                                    .layout = {tp, dp},
                                    .prefill = prefill,
+                                   .fp8_dense = dense8,
                                    .n_threads = 1,
                                    .n_full_pages = N_FULL,
                                    .n_window_pages = N_WINDOW,
@@ -196,14 +198,16 @@ static void test_layouts(void **state)
     float *want[MAX_SEQS];
     static struct seq seqs[MAX_SEQS];
     (void)state;
-    for (int format = 0; format < 2; format++) {
-        struct dmk_weights *weights = memory_weights(&shape, (enum dmk_expert_format)format, seed);
+    for (int kind = 0; kind < 3; kind++) {
+        const enum dmk_expert_format format = kind == 1 ? DMK_EXPERTS_BF16 : DMK_EXPERTS_MXFP4;
+        struct dmk_weights *weights = memory_weights(&shape, format, seed);
+        dense8 = kind == 2;
         for (uint32_t i = 0; i < MAX_SEQS; i++) {
             want[i] = plain_logits(weights, i);
         }
         for (uint32_t tp = 1; tp <= 8; tp *= 2) {
             for (uint32_t dp = 1; tp * dp <= 8; dp *= 2) {
-                if (format == DMK_EXPERTS_BF16 && tp * dp != 4) {
+                if (kind > 0 && tp * dp != 4 && (kind == 1 || tp != 8)) {
                     continue;
                 }
                 /* Two ranks meet by words, four by events, others by either. */
@@ -213,7 +217,7 @@ static void test_layouts(void **state)
                 const struct fake_device_stats before = fake_device_stats();
                 uint32_t group = 0, place = 0;
                 char what[64];
-                snprintf(what, sizeof(what), "format %d, tp %u, dp %u, %s", format, tp, dp,
+                snprintf(what, sizeof(what), "kind %d, tp %u, dp %u, %s", kind, tp, dp,
                          share ? "events" : "words");
                 for (uint32_t i = 0; i < MAX_SEQS; i++) {
                     const uint32_t next = group + draw(tp * 10 + dp, i, dp - group);
@@ -236,6 +240,7 @@ static void test_layouts(void **state)
         }
         memory_weights_free(weights);
     }
+    dense8 = false;
 }
 
 /* A rank's pages of one layer are those that one rank on the host has of its heads. */
