@@ -23,6 +23,7 @@ static const char usage[] =
     "  --preset NAME     gpt-oss-120b (default) or gpt-oss-20b, random weights\n"
     "  --model DIR       a checkpoint instead\n"
     "  --experts FORMAT  mxfp4 (default) or fp8\n"
+    "  --dense FORMAT    of attention's projections and the head: bf16 (default) or fp8\n"
     "  --tp N, --dp N    ranks of a group and groups (default 1)\n"
     "  --prefill LIST    tokens of prompts, as 1024,8192\n"
     "  --chunk N         tokens of a step of a prompt (default 8192)\n"
@@ -37,7 +38,8 @@ struct list {
 };
 
 struct options {
-    const char *preset, *model, *experts, *commit, *machine, *driver, *date, *csv;
+    const char *preset, *model, *experts, *dense, *commit, *machine, *driver, *date, *csv;
+    char formats[24]; /* of the experts, and "-dense8" where dense weights are FP8 */
     struct list prefill, batch, context;
     uint32_t runs, chunk, tp, dp;
 };
@@ -105,7 +107,7 @@ static void report(struct bench *b, const char *phase, uint32_t batch, uint32_t 
     const struct options *o = b->o;
     char times[64] = "does not fit,,";
 
-    printf("%s %s tp %u dp %u %s batch %u context %u: ", o->preset, o->experts, o->tp, o->dp, phase,
+    printf("%s %s tp %u dp %u %s batch %u context %u: ", o->preset, o->formats, o->tp, o->dp, phase,
            batch, context);
     if (n > 0) {
         qsort(ms, n, sizeof(ms[0]), compare_doubles);
@@ -119,7 +121,7 @@ static void report(struct bench *b, const char *phase, uint32_t batch, uint32_t 
     fflush(stdout);
     if (b->csv) {
         fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%s,%u,%u,%u,%u,%u,%s,,,\n", o->date, o->commit,
-                o->machine, o->driver, o->preset, o->experts, phase, o->tp, o->tp * o->dp, o->dp,
+                o->machine, o->driver, o->preset, o->formats, phase, o->tp, o->tp * o->dp, o->dp,
                 batch, context, times);
         fflush(b->csv);
     }
@@ -234,6 +236,7 @@ static struct options parse(int argc, char **argv)
 {
     struct options o = {.preset = "gpt-oss-120b",
                         .experts = "mxfp4",
+                        .dense = "bf16",
                         .commit = "unknown",
                         .machine = "H200",
                         .driver = "unknown",
@@ -255,7 +258,7 @@ static struct options parse(int argc, char **argv)
         {"prefill", .list = &o.prefill}, {"batch", .list = &o.batch},
         {"context", .list = &o.context}, {"runs", .number = &o.runs},
         {"chunk", .number = &o.chunk},   {"tp", .number = &o.tp},
-        {"dp", .number = &o.dp},
+        {"dp", .number = &o.dp},         {"dense", .text = &o.dense},
     };
     enum { N = sizeof(table) / sizeof(table[0]) };
     struct option known[N + 2] = {{"help", no_argument, NULL, N}};
@@ -279,10 +282,13 @@ static struct options parse(int argc, char **argv)
     }
     o.preset = o.model ? "checkpoint" : o.preset;
     if (optind < argc || o.runs > MAX_RUNS ||
-        (strcmp(o.experts, "fp8") && strcmp(o.experts, "mxfp4"))) {
+        (strcmp(o.experts, "fp8") && strcmp(o.experts, "mxfp4")) ||
+        (strcmp(o.dense, "fp8") && strcmp(o.dense, "bf16"))) {
         fputs(usage, stderr);
         exit(2);
     }
+    snprintf(o.formats, sizeof(o.formats), "%s%s", o.experts,
+             strcmp(o.dense, "fp8") == 0 ? "-dense8" : "");
     if (largest(&o.prefill) > N_IDS || largest(&o.batch) * (o.runs + 4) > N_IDS) {
         die("a prompt has at most 300000 tokens, and so have all steps of a batch together");
     }
@@ -315,6 +321,7 @@ static void open_engine(struct bench *b)
         .random_preset = o->model ? NULL : o->preset,
         .random_seed = 1,
         .fp8_experts = strcmp(o->experts, "fp8") == 0,
+        .fp8_dense = strcmp(o->dense, "fp8") == 0,
         .backend = "cuda",
         .layout = {o->tp, o->dp},
         .n_window_pages = 3 * b->max_batch,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the wrappers of wgmma, one for each shape that the kernels use: kernels/cuda/wgmma_e4m3.cuh (E4M3) and
-kernels/cuda/wgmma_bf16.cuh.
+"""Writes the wrappers of wgmma, one for each shape that the kernels use: kernels/cuda/wgmma_e4m3.cuh (E4M3, A in
+registers), kernels/cuda/wgmma_e4m3_ss.cuh (E4M3, both in shared memory) and kernels/cuda/wgmma_bf16.cuh.
 
 usage: gen_wgmma.py [--check]     (--check: compare with the files instead of writing them)
 """
@@ -30,6 +30,17 @@ BF16_HEAD = '''/* The shapes of dmk_wgmma in use (see wgmma.h): both sides bf16 
 
 /* add 0: d is overwritten. */
 template <int N> struct dmk_wgmma;
+'''
+
+
+E4M3_SS_HEAD = '''/* The shapes of dmk_wgmma_e4m3_ss in use (see wgmma.h): both sides E4M3 in shared memory, K = 32; written by
+ * tools/gen_wgmma.py. */
+#pragma once
+
+#include <stdint.h>
+
+/* add 0: d is overwritten. */
+template <int N> struct dmk_wgmma_e4m3_ss;
 '''
 
 
@@ -66,11 +77,10 @@ __device__ __forceinline__ void dmk_wgmma_e4m3<{n}>(float (&d)[{n // 2}], const 
 '''
 
 
-def bf16(n):
-    text = instruction(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16", n,
-                       lambda r: f"%{r}, %{r + 1}", "1, 1, 0, 0", '"l"(a), "l"(b), "r"(add)')
+def shared(struct, name, tail, n):
+    text = instruction(name, n, lambda r: f"%{r}, %{r + 1}", tail, '"l"(a), "l"(b), "r"(add)')
     return f'''
-template <> struct dmk_wgmma<{n}> {{
+template <> struct {struct}<{n}> {{
     static __device__ __forceinline__ void run(float (&d)[{n // 2}], uint64_t a, uint64_t b, int add)
     {{
 {text.replace(chr(10) + "    ", chr(10) + "        ").replace("    asm", "        asm", 1)}    }}
@@ -78,9 +88,18 @@ template <> struct dmk_wgmma<{n}> {{
 '''
 
 
+def bf16(n):
+    return shared("dmk_wgmma", f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16", "1, 1, 0, 0", n)
+
+
+def e4m3_ss(n):
+    return shared("dmk_wgmma_e4m3_ss", f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3", "1, 1", n)
+
+
 def main():
     files = {
         "wgmma_e4m3.cuh": E4M3_HEAD + "".join(map(e4m3, range(16, 129, 16))),
+        "wgmma_e4m3_ss.cuh": E4M3_SS_HEAD + "".join(map(e4m3_ss, (8, 16, 32, 64, 128))),
         "wgmma_bf16.cuh": BF16_HEAD + "".join(map(bf16, (8, 16, 32, 64, 96, 128, 160, 192, 256))),
     }
     if sys.argv[1:] not in ([], ["--check"]):

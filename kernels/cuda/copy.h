@@ -184,24 +184,40 @@ __device__ __forceinline__ void dmk_tma_load_4d(void *dst, const CUtensorMap *ma
                  : "memory");
 }
 
-/* A map of a row-major matrix [rows][cols] of bf16 (row stride in elements) in boxes of box_rows x 64
- * columns, 128-byte swizzle; outside reads as zero. Host code; false and s->error when it can not be. */
-static inline bool dmk_tensor_map_bf16(struct dmk_cuda_stream *s, CUtensorMap *ret,
-                                       const void *base, uint64_t rows, uint64_t cols,
-                                       uint64_t stride, uint32_t box_rows)
+/* A map of a row-major matrix [rows][cols] (row stride in elements of `bytes` bytes) in boxes of box_rows x 128 bytes,
+ * 128-byte swizzle; outside reads as zero. Host code; false and s->error when it can not be. */
+static inline bool dmk_tensor_map(struct dmk_cuda_stream *s, CUtensorMap *ret, CUtensorMapDataType type,
+                                  uint32_t bytes, const void *base, uint64_t rows, uint64_t cols,
+                                  uint64_t stride, uint32_t box_rows)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    cuuint64_t dims[2] = {cols, rows}, strides[1] = {stride * 2};
-    cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
+    cuuint64_t dims[2] = {cols, rows}, strides[1] = {stride * bytes};
+    cuuint32_t box[2] = {128 / bytes, box_rows}, steps[2] = {1, 1};
     CUresult r = ((encode_fn)s->encode_tiled)(
-        ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(base), dims, strides, box,
-        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        ret, type, 2, const_cast<void *>(base), dims, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS && s->error == 0) {
         s->error = (int)cudaErrorInvalidValue;
     }
     return r == CUDA_SUCCESS;
+}
+
+static inline bool dmk_tensor_map_bf16(struct dmk_cuda_stream *s, CUtensorMap *ret,
+                                       const void *base, uint64_t rows, uint64_t cols,
+                                       uint64_t stride, uint32_t box_rows)
+{
+    return dmk_tensor_map(s, ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, rows, cols, stride,
+                          box_rows);
+}
+
+static inline bool dmk_tensor_map_bytes(struct dmk_cuda_stream *s, CUtensorMap *ret,
+                                        const void *base, uint64_t rows, uint64_t cols,
+                                        uint64_t stride, uint32_t box_rows)
+{
+    return dmk_tensor_map(s, ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, base, rows, cols, stride,
+                          box_rows);
 }

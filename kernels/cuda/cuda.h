@@ -221,6 +221,10 @@ struct dmk_cuda_pieces {
 };
 void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pieces pieces,
                           struct dmk_stream *stream);
+/* The same in FP8; the way for many rows wants x as codes and scales already. */
+void dmk_cuda_linear_fp8(const struct dmk_linear_fp8_args *args, struct dmk_stream *stream);
+void dmk_cuda_linear_fp8_many(const struct dmk_linear_fp8_args *args, struct dmk_cuda_pieces pieces,
+                              struct dmk_stream *stream);
 void dmk_cuda_attn(const struct dmk_attn_args *args, struct dmk_stream *stream);
 void dmk_cuda_topk(const struct dmk_topk_args *args, struct dmk_stream *stream);
 void dmk_cuda_moe_group(const struct dmk_moe_group_args *args, struct dmk_stream *stream);

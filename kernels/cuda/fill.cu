@@ -39,6 +39,12 @@ __global__ void fill_kernel(uint4 *dst, size_t n, enum dmk_cuda_fill kind, float
             case DMK_CUDA_FILL_ONES:
                 word[w] = 0x3f803f80u;
                 break;
+            case DMK_CUDA_FILL_E4M3:
+                word[w] = ((uint32_t)r & 0x9f9f9f9fu) | 0x20202020u;
+                break;
+            case DMK_CUDA_FILL_F32:
+                word[w] = __float_as_uint(scale);
+                break;
             }
         }
         dst[i] = make_uint4(word[0], word[1], word[2], word[3]);

@@ -12,13 +12,13 @@
  * One warp drives the copy engine through a ring of stages; the loads of weights do not wait for the kernel
  * before. Every k is a multiple of 32, x, w and their strides of 16 bytes; several slices need k % 64 = 0. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/linear_pieces.cuh"
 #include "kernels/cuda/wgmma.h"
 
 #define STEP       64 /* of k, one stage */
 #define FEW_ROWS   128
 #define SMALL_ROWS 1024 /* of weights with few outputs, which fill no chip in large tiles */
 #define SMALL_OUT  256
-#define MAX_PIECES 8 /* blocks of a cluster */
 
 struct job {
     CUtensorMap w, x;
@@ -32,55 +32,6 @@ struct job {
     uint32_t n_pieces;
     uint32_t tree; /* pieces are slices */
 };
-
-__device__ __forceinline__ void store_y(const struct job &job, uint32_t row, uint32_t out, float y)
-{
-    if (row < job.n_rows && out < job.n_out) {
-        if (job.bias) {
-            y += dmk_bf16_f32(job.bias[out]);
-        }
-        if (job.y_bf16) {
-            job.y_bf16[row * job.y_stride + out] = dmk_f32_bf16(y);
-        } else {
-            job.y_f32[row * job.y_stride + out] = y;
-        }
-    }
-}
-
-__device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* A float of another block of the cluster, at the place of p in its shared memory. */
-__device__ __forceinline__ float load_peer(const float *p, uint32_t block)
-{
-    uint32_t at;
-    float x;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(dmk_smem_u32(p)), "r"(block));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-    return x;
-}
-
-/* Adds the pieces of one register's place. */
-__device__ __forceinline__ float add_pieces(const float *place, uint32_t n, uint32_t tree)
-{
-    float p[MAX_PIECES];
-#pragma unroll
-    for (uint32_t i = 0; i < MAX_PIECES; i++) {
-        p[i] = i < n ? load_peer(place, i) : 0.0f;
-    }
-    if (tree) {
-        const float two = p[0] + p[1], four = two + (p[2] + p[3]);
-        return n == 2 ? two : n == 4 ? four : four + ((p[4] + p[5]) + (p[6] + p[7]));
-    }
-    float sum = p[0];
-#pragma unroll
-    for (uint32_t i = 1; i < MAX_PIECES; i++) {
-        sum = i < n ? sum + p[i] : sum;
-    }
-    return sum;
-}
 
 /* Two or three blocks fit into a multiprocessor. */
 template <int TN> struct few_smem {
@@ -192,34 +143,13 @@ template <int TN> static void launch_few(struct dmk_stream *stream, const struct
                             sizeof(struct few_smem<TN>), dim3(1, job.n_pieces), job);
 }
 
-/* How many pieces a weight's k falls into: enough blocks of 64 outputs for the chip, pieces of equal length. */
-static uint32_t count_pieces(uint32_t n_out, uint32_t n_steps)
-{
-    const uint32_t tiles = dmk_ceil_div(n_out, 64);
-    uint32_t want = dmk_ceil_div(380, tiles);
-    want = want > MAX_PIECES ? MAX_PIECES : want;
-    want = want > n_steps ? n_steps : want;
-    return dmk_ceil_div(n_steps, dmk_ceil_div(n_steps, want));
-}
-
-/* Pieces or slices of args->w. */
-static struct dmk_cuda_pieces cut(const struct dmk_linear_args *args)
-{
-    const uint32_t n_steps = dmk_ceil_div(args->k * args->n_slices, STEP);
-    struct dmk_cuda_pieces p = {};
-    p.tree = args->n_slices > 1;
-    p.n = p.tree || args->leaf ? args->n_slices
-                               : count_pieces(args->n_whole ? args->n_whole : args->n_out, n_steps);
-    p.steps = p.tree ? args->k / STEP : dmk_ceil_div(n_steps, p.n);
-    return p;
-}
-
 void dmk_cuda_linear(const struct dmk_linear_args *args, struct dmk_stream *stream)
 {
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     struct job job = {};
     const uint32_t k = args->k * args->n_slices, n_rows = args->n_rows;
-    const struct dmk_cuda_pieces pieces = cut(args);
+    const struct dmk_cuda_pieces pieces =
+        cut_k(args->k, args->n_slices, args->n_whole ? args->n_whole : args->n_out, args->leaf, STEP);
     if (n_rows == 0) {
         return;
     }

@@ -43,6 +43,8 @@ enum dmk_cuda_fill {
     DMK_CUDA_FILL_CODES,  /* random bytes: MXFP4 codes */
     DMK_CUDA_FILL_SCALES, /* UE8M0 bytes around 2^-6 */
     DMK_CUDA_FILL_ONES,   /* bf16 1.0 */
+    DMK_CUDA_FILL_E4M3,   /* random codes of +-1/8 to +-1.875 */
+    DMK_CUDA_FILL_F32,    /* floats of `scale` */
 };
 void dmk_cuda_fill(struct dmk_cuda_stream *stream, void *dst, size_t bytes, enum dmk_cuda_fill kind,
                    float scale, uint64_t seed);

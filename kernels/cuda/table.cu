@@ -8,6 +8,7 @@ extern "C" void dmk_kernels_cuda(struct dmk_kernels *ret_kernels)
     k.embed = dmk_cuda_embed;
     k.rmsnorm = dmk_cuda_rmsnorm;
     k.linear = dmk_cuda_linear;
+    k.linear_fp8 = dmk_cuda_linear_fp8;
     k.rope = dmk_cuda_rope;
     k.kv_write = dmk_cuda_kv_write;
     k.attn = dmk_cuda_attn;

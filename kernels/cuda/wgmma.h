@@ -1,19 +1,20 @@
-/* The matrix instruction of a warpgroup (sm_90a): d[64][N] (+)= a[64][16] * b[N][16], bf16 in, fp32 out; wgmma_e4m3.cuh has
- * the one of E4M3.
+/* The matrix instruction of a warpgroup (sm_90a): d[64][N] (+)= a[64][16] * b[N][16], bf16 in, fp32 out, or E4M3 with
+ * 32 columns a time.
  *
- * a and b lie in shared memory as the copy engine leaves boxes of 64 columns with 128-byte swizzle: rows of 128
- * bytes, groups of 8 rows, 1024-byte aligned. Lane 4g + t of warp w holds d at rows 16w + g and 16w + g + 8, columns
+ * a and b lie in shared memory as the copy engine leaves boxes of 64 (E4M3: 128) columns with 128-byte swizzle: rows of
+ * 128 bytes, groups of 8 rows, 1024-byte aligned. Lane 4g + t of warp w holds d at rows 16w + g and 16w + g + 8, columns
  * 8j + 2t and 8j + 2t + 1: d[4j], d[4j + 1] of the first row, d[4j + 2], d[4j + 3] of the second. */
 #pragma once
 
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/wgmma_bf16.cuh"
 #include "kernels/cuda/wgmma_e4m3.cuh"
+#include "kernels/cuda/wgmma_e4m3_ss.cuh"
 
 /* Descriptor of a tile in shared memory: rows of 128 bytes, the 16-byte piece c of row r at piece c ^ (r % 8), groups of
  * 8 rows after each other; K-major (a row is one index of M or N, K runs along it) or MN-major (a row is one index of
- * K). The high word is the same for all tiles. Add bytes / 16 to the low one to step along K: 2 for 16 bf16 K-major,
- * 128 MN-major. */
+ * K). The high word is the same for all tiles. Add bytes / 16 to the low one to step along K: 2 for 16 bf16 or 32 E4M3
+ * K-major, 128 for 16 bf16 MN-major. */
 #define DMK_WGMMA_HIGH (1u << 30 | 1024u >> 4)
 
 __device__ __forceinline__ uint32_t dmk_wgmma_low(uint32_t addr)

@@ -64,6 +64,7 @@ void device_bench(struct device *d, const char *what, void (*fn)(struct device *
 void check_rows(struct device *d);
 void check_pages(struct device *d);
 void check_linear(struct device *d);
+void check_linear_fp8(struct device *d); /* a part of it */
 void check_attn(struct device *d);
 void check_moe(struct device *d);
 void check_sample(struct device *d);

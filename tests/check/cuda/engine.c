@@ -17,6 +17,8 @@
  * may fall otherwise, so no fixed number would do for every model. */
 #define TIMES 1.5
 
+static bool dense8; /* dense weights in FP8 */
+
 struct seq {
     uint32_t ids[MAX_TOKENS], n_ids, pos;
     uint32_t pages[MAX_TOKENS / 64 + 1], ring[4];
@@ -26,6 +28,7 @@ static struct dmk_engine *open_role(struct dmk_weights *weights, const char *bac
 {
     struct dmk_engine_conf conf = {.backend = backend,
                                    .prefill = prefill,
+                                   .fp8_dense = dense8,
                                    .layout = {1, 1},
                                    .n_threads = 0,
                                    .n_full_pages = N_PAGES,
@@ -192,7 +195,9 @@ static void against_host(struct device *d, enum dmk_expert_format format)
     s.pos = 0;
     run_alone(d, dev, &s, 200, got);
     compare(d, want, got, n, vocab, bound,
-            format == DMK_EXPERTS_MXFP4 ? "mxfp4, chunks" : "bf16, chunks");
+            dense8                        ? "mxfp4, dense fp8, chunks"
+            : format == DMK_EXPERTS_MXFP4 ? "mxfp4, chunks"
+                                          : "bf16, chunks");
     /* Other chunks, other pages: the same bits. */
     seq_init(d, &s, 3, 0, n, shape.vocab);
     run_alone(d, dev, &s, 33, again);
@@ -353,7 +358,11 @@ void check_engine(struct device *d)
     against_host(d, DMK_EXPERTS_BF16);
     against_host(d, DMK_EXPERTS_MXFP4);
     company(d);
+    dense8 = true;
+    against_host(d, DMK_EXPERTS_MXFP4);
+    company(d);
+    dense8 = false;
     handover(d);
     layers(d);
-    d->n_checks += 5;
+    d->n_checks += 7;
 }

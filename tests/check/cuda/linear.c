@@ -126,6 +126,7 @@ void check_linear(struct device *d)
                 bench(d, "head", &head, rows[i]);
             }
         }
+        check_linear_fp8(d);
         return;
     }
     const struct product small[] = {
@@ -155,4 +156,5 @@ void check_linear(struct device *d)
         company(d, &tree, many[i]);
         company(d, &rounded, many[i]);
     }
+    check_linear_fp8(d);
 }

@@ -2,7 +2,8 @@
  *
  *   check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids
  *
- * BACKEND is one of the engine's, or cuda-fp8: cuda with FP8 experts. */
+ * BACKEND is one of the engine's, or cuda-fp8: cuda with FP8 experts, or cuda-dense8: cuda with dense weights in
+ * FP8. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,10 +40,11 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
         pages[i] = i;
     }
-    const bool fp8 = strcmp(argv[2], "cuda-fp8") == 0;
+    const bool fp8 = strcmp(argv[2], "cuda-fp8") == 0, dense = strcmp(argv[2], "cuda-dense8") == 0;
     const struct dmk_engine_conf conf = {.model_dir = argv[1],
-                                         .backend = fp8 ? "cuda" : argv[2],
+                                         .backend = fp8 || dense ? "cuda" : argv[2],
                                          .fp8_experts = fp8,
+                                         .fp8_dense = dense,
                                          .layout = {1, 1},
                                          .n_full_pages = n / 64 + 2,
                                          .n_window_pages = 3,

@@ -18,7 +18,7 @@ struct seq {
 
 struct model {
     struct dmk_weights *weights;
-    bool fp8;
+    bool fp8, dense8;
     struct seq seqs[MAX_SEQS];
     float *want[MAX_SEQS]; /* [n_ids][vocab] of one rank */
     float *out;            /* [MAX_ROWS][vocab] */
@@ -30,6 +30,7 @@ static struct dmk_engine *open_engine(const struct model *m, uint32_t tp, uint32
                                          .layout = {tp, dp},
                                          .prefill = prefill,
                                          .fp8_experts = m->fp8,
+                                         .fp8_dense = m->dense8,
                                          .n_full_pages = N_FULL,
                                          .n_window_pages = N_WINDOW,
                                          .max_step_tokens = MAX_ROWS,
@@ -301,10 +302,13 @@ void check_ranks(struct device *d)
     shape.n_heads = 64;
     shape.vocab = 4096;
     m = new_model(d, &shape, DMK_EXPERTS_MXFP4, false);
-    for (int fp8 = 0; fp8 < 2; fp8++) {
-        const char *model = fp8 ? "full width, fp8" : "full width, mxfp4";
-        if (fp8) {
+    for (int kind = 0; kind < 3; kind++) {
+        static const char *const names[] = {"full width, mxfp4", "full width, fp8",
+                                            "full width, fp8, dense fp8"};
+        const char *model = names[kind];
+        if (kind > 0) {
             m.fp8 = true;
+            m.dense8 = kind == 2;
             compute_wanted(d, &m);
         }
         one_layout(d, &m, 2, 1, model);
