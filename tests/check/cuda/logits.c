@@ -2,8 +2,8 @@
  *
  *   check_logits MODEL_DIR BACKEND CHUNK OUT_FILE < ids
  *
- * BACKEND is one of the engine's, or cuda-fp8: cuda with FP8 experts, or cuda-dense8: cuda with dense weights in
- * FP8. */
+ * BACKEND is one of the engine's, or cuda-fp8: cuda with FP8 experts, or cuda-dense8 or
+ * cpu-dense8: with dense weights in FP8. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +40,12 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
         pages[i] = i;
     }
-    const bool fp8 = strcmp(argv[2], "cuda-fp8") == 0, dense = strcmp(argv[2], "cuda-dense8") == 0;
+    const bool fp8 = strcmp(argv[2], "cuda-fp8") == 0, host = strcmp(argv[2], "cpu-dense8") == 0;
+    const bool dense = host || strcmp(argv[2], "cuda-dense8") == 0;
     const struct dmk_engine_conf conf = {.model_dir = argv[1],
-                                         .backend = fp8 || dense ? "cuda" : argv[2],
+                                         .backend = host           ? "cpu"
+                                                    : fp8 || dense ? "cuda"
+                                                                   : argv[2],
                                          .fp8_experts = fp8,
                                          .fp8_dense = dense,
                                          .layout = {1, 1},

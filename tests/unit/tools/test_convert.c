@@ -282,14 +282,15 @@ static void test_fp8_expanded(void **state)
     mk_remove(src);
 }
 
-/* Logits of three tokens. */
-static void run_engine(const char *dir, const char *backend, struct dmk_layout layout,
-                       float *ret_logits)
+/* Logits of three tokens; what the engine says when it can not be opened, else NULL. dense8: dense weights in FP8. */
+static const char *try_engine(const char *dir, const char *backend, struct dmk_layout layout,
+                              bool dense8, float *ret_logits)
 {
     static const uint32_t ids[] = {3, 7, 15}, pages[] = {1};
     const struct dmk_engine_conf conf = {.model_dir = dir,
                                          .backend = backend,
                                          .layout = layout,
+                                         .fp8_dense = dense8,
                                          .n_threads = 1,
                                          .n_full_pages = 4,
                                          .n_window_pages = 4,
@@ -303,14 +304,25 @@ static void run_engine(const char *dir, const char *backend, struct dmk_layout l
                                      .n_ring = 3,
                                      .logits = DMK_LOGITS_ALL};
     const struct dmk_step step = {.seqs = &seq, .n_seqs = 1, .logits = ret_logits};
+    static struct dmk_error err;
     struct dmk_engine *engine = NULL;
-    struct dmk_error err = {0};
 
     if (dmk_engine_open(&conf, &engine, &err) < 0) {
-        fail_msg("%s", err.text);
+        return err.text;
     }
     assert_int_equal(dmk_engine_step(engine, &step), 0);
     dmk_engine_close(&engine);
+    return NULL;
+}
+
+static void run_engine(const char *dir, const char *backend, struct dmk_layout layout,
+                       float *ret_logits)
+{
+    const char *refusal = try_engine(dir, backend, layout, false, ret_logits);
+
+    if (refusal) {
+        fail_msg("%s", refusal);
+    }
 }
 
 /* A device (one that is none) gets what the host has, of files of either format, through its pinned memory. */
@@ -345,12 +357,37 @@ static void test_device_loads(void **state)
     mk_remove(src);
 }
 
+/* Dense weights in FP8 of a folder that was cut into eight, whose files end in the middle of blocks: as of the whole. */
+static void test_dense_fp8(void **state)
+{
+    static const struct dmk_layout one = {1, 1}, eight = {8, 1};
+    struct dmk_convert_report report = {0};
+    float want[3 * MK_V], got[3 * MK_V], bf16[3 * MK_V];
+    char src[64], dst[80];
+
+    (void)state;
+    mk_folder(src);
+    (void)snprintf(dst, sizeof(dst), "%s-cut", src);
+    write_source(src, MK_HF, 3, false);
+    convert(src, dst, eight, DMK_EXPERTS_MXFP4, &report);
+    run_engine(src, "ref", one, bf16);
+    assert_null(try_engine(src, "ref", one, true, want));
+    assert_memory_not_equal(want, bf16, sizeof(want));
+    assert_null(try_engine(dst, "ref", eight, true, got));
+    assert_memory_equal(got, want, sizeof(want));
+    assert_string_equal(try_engine(src, "cuda", one, true, got),
+                        "dense weights in FP8 on backend 'cuda' need an even number of query heads "
+                        "for a KV head, not 1");
+    mk_remove(dst);
+    mk_remove(src);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_layout),        cmocka_unit_test(test_original),
         cmocka_unit_test(test_source_that_changes), cmocka_unit_test(test_fp8_expanded),
-        cmocka_unit_test(test_device_loads),
+        cmocka_unit_test(test_device_loads),        cmocka_unit_test(test_dense_fp8),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
