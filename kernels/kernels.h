@@ -72,21 +72,18 @@ struct dmk_linear_args {
     bool leaf;   /* a device must not cut a slice's sum, not even that of the only one */
 };
 
-/* The same product in FP8 (kernels/fp8.h). Row n of w and block b of 128 columns of slice s share the scale
+/* The same product in FP8 (kernels/fp8.h): row n of w and block b of 128 columns of slice s share the scale
  * w_scales[(first + n) / 64][s * n_groups + b], n_groups = ceil(k / 128); rows of x become E4M3 with a scale for each of
  * these groups. dot: in each group lanes take products of codes, and go on as lane * (w scale * x scale), fused,
- * into the lanes of the slice, which begin at +0; those are halved at the end. A NaN or an infinity in x makes the
- * row NaN. */
+ * into the lanes of the slice, which begin at +0; those are halved at the end. What is not finite makes a row NaN. */
 struct dmk_linear_fp8_args {
     const uint8_t *w; /* [n_out][w_stride] E4M3, none NaN */
     const float *w_scales;
-    const uint16_t *bias; /* as in dmk_linear_args, also what follows */
-    const uint16_t *x;
+    const uint16_t *bias, *x; /* as in dmk_linear_args, also what follows */
     uint16_t *y_bf16;
     float *y_f32;
     uint64_t w_stride, x_stride, y_stride;
-    uint32_t n_rows, n_out, k, n_slices;
-    uint32_t n_whole;
+    uint32_t n_rows, n_out, k, n_slices, n_whole;
     uint32_t first; /* below 64: rows of w's first 64 that are another rank's */
     bool leaf;
     uint8_t *x_codes; /* [n_rows][k * n_slices], working memory */

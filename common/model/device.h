@@ -30,7 +30,7 @@ struct dmk_device_layer {
  * own, everything else is whole. */
 struct dmk_device_rank {
     const uint16_t *embedding, *final_norm, *unembedding;
-    struct dmk_dense_fp8 head8; /* instead of unembedding, or without codes */
+    struct dmk_dense_fp8 head8;      /* instead of unembedding, or without codes */
     struct dmk_device_layer *layers; /* [n_layers] */
     float *rope;
     uint8_t *plan;          /* copy of its group's block */

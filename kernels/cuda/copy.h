@@ -186,9 +186,9 @@ __device__ __forceinline__ void dmk_tma_load_4d(void *dst, const CUtensorMap *ma
 
 /* A map of a row-major matrix [rows][cols] (row stride in elements of `bytes` bytes) in boxes of box_rows x 128 bytes,
  * 128-byte swizzle; outside reads as zero. Host code; false and s->error when it can not be. */
-static inline bool dmk_tensor_map(struct dmk_cuda_stream *s, CUtensorMap *ret, CUtensorMapDataType type,
-                                  uint32_t bytes, const void *base, uint64_t rows, uint64_t cols,
-                                  uint64_t stride, uint32_t box_rows)
+static inline bool dmk_tensor_map(struct dmk_cuda_stream *s, CUtensorMap *ret,
+                                  CUtensorMapDataType type, uint32_t bytes, const void *base,
+                                  uint64_t rows, uint64_t cols, uint64_t stride, uint32_t box_rows)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,

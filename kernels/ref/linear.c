@@ -51,7 +51,7 @@ void dmk_ref_linear(const struct dmk_linear_args *a, struct dmk_stream *stream)
         for (uint32_t n = 0; n < a->n_out; n++) {
             const uint16_t *w = a->w + n * a->w_stride;
             const uint16_t *x = a->x + t * a->x_stride;
-            float leaf[8];
+            float leaf[8] = {0};
             for (uint32_t s = 0; s < a->n_slices; s++) {
                 leaf[s] = dmk_ref_dot(w + (size_t)s * a->k, x + (size_t)s * a->k, a->k);
             }
@@ -111,12 +111,12 @@ void dmk_ref_linear_fp8(const struct dmk_linear_fp8_args *a, struct dmk_stream *
         quantise_row(a, t);
         for (uint32_t n = 0; n < a->n_out; n++) {
             const float *w_scales = a->w_scales + (a->first + n) / DMK_FP8_SCALE_ROWS * groups;
-            float leaf[8];
+            float leaf[8] = {0};
             for (uint32_t s = 0; s < a->n_slices; s++) {
-                leaf[s] = dot_fp8(a->w + n * a->w_stride + (size_t)s * a->k,
-                                  w_scales + (size_t)s * n_groups,
-                                  a->x_codes + t * k + (size_t)s * a->k,
-                                  a->x_scales + t * groups + (size_t)s * n_groups, a->k);
+                leaf[s] =
+                    dot_fp8(a->w + n * a->w_stride + (size_t)s * a->k,
+                            w_scales + (size_t)s * n_groups, a->x_codes + t * k + (size_t)s * a->k,
+                            a->x_scales + t * groups + (size_t)s * n_groups, a->k);
             }
             float y = add_slices(leaf, a->n_slices);
             y = a->bias ? y + dmk_bf16_to_f32(a->bias[n]) : y;

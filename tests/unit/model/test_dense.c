@@ -123,7 +123,7 @@ static void same_bits_in_every_layout(void **state)
         engine = open_engine(weights, runs[i].backend, runs[i].tp, runs[i].dp, true);
         float *got = run_text(engine, runs[i].chunk, runs[i].company);
         for (size_t k = 0; k < (size_t)N_IDS * VOCAB; k++) {
-            if (memcmp(&got[k], &want[k], sizeof(float)) != 0 || isnan(want[k])) {
+            if (dmk_f32_bits(got[k]) != dmk_f32_bits(want[k]) || isnan(want[k])) {
                 fail_msg("%s, tp %u, dp %u, chunks of %u: row %zu, token %zu: %a instead of %a",
                          runs[i].backend, runs[i].tp, runs[i].dp, runs[i].chunk, k / VOCAB,
                          k % VOCAB, (double)got[k], (double)want[k]);
@@ -185,8 +185,7 @@ static void check_share(const struct share *s, uint32_t tp)
             const float scale = scales[c / s->k * per_slice + c % s->k / 128];
             const uint8_t code = s->d.codes[(size_t)r * s->cols_own + c];
             const bool look = c % 32 == 0 && (r == 0 || row % 64 == 0); /* at each scale */
-            if ((look && scale != block_scale(s, row, col)) ||
-                code != dmk_f32_to_e4m3(x / scale)) {
+            if ((look && scale != block_scale(s, row, col)) || code != dmk_f32_to_e4m3(x / scale)) {
                 fail_msg("tp %u, %s, row %u, column %u: code %#x under %a for %a", tp, s->name, row,
                          col, code, (double)scale, (double)x);
             }
