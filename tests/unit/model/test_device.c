@@ -207,7 +207,7 @@ static void test_layouts(void **state)
         }
         for (uint32_t tp = 1; tp <= 8; tp *= 2) {
             for (uint32_t dp = 1; tp * dp <= 8; dp *= 2) {
-                if (kind > 0 && tp * dp != 4 && (kind == 1 || tp != 8)) {
+                if ((kind == 1 && tp * dp != 4) || (kind == 2 && tp * tp * dp != 8 && tp != 8)) {
                     continue;
                 }
                 /* Two ranks meet by words, four by events, others by either. */
