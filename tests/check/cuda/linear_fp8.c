@@ -10,11 +10,17 @@
 #define F32_WORST  1e-2
 #define BF16_L2    4e-3 /* half a unit of bf16 and little more */
 #define BF16_WORST 0.05
+#define PAD        8 /* elements between rows of y that nobody may write */
 
 struct product {
     uint32_t n_out, k, n_slices, first;
     bool f32, bias;
 };
+
+static size_t row_bytes(const struct product *p)
+{
+    return ((size_t)p->n_out + PAD) * (p->f32 ? 4 : 2);
+}
 
 /* Weights, scales, bias, x, and working memory for it. */
 struct set {
@@ -76,7 +82,7 @@ static struct dmk_linear_fp8_args make_args(const struct product *p, const struc
                                                          : y.dev,
                                         .w_stride = width(p),
                                         .x_stride = width(p),
-                                        .y_stride = p->n_out,
+                                        .y_stride = p->n_out + PAD,
                                         .n_rows = n_rows,
                                         .n_out = p->n_out,
                                         .k = p->k,
@@ -90,7 +96,7 @@ static void compare(struct device *d, const struct product *p, uint32_t n_rows)
 {
     char what[96];
     const struct set s = make_set(d, p, n_rows);
-    struct twin y = twin_new(d, (size_t)n_rows * p->n_out * (p->f32 ? 4 : 2));
+    struct twin y = twin_new(d, n_rows * row_bytes(p));
     struct dmk_linear_fp8_args ref = make_args(p, &s, y, n_rows, true),
                                dev = make_args(p, &s, y, n_rows, false);
     snprintf(what, sizeof(what), "fp8 %u x %u from %u on, k %u x %u", n_rows, p->n_out, p->first,
@@ -111,7 +117,7 @@ static void codes(struct device *d, const struct product *p)
 {
     const uint32_t n_rows = 33;
     const struct set s = make_set(d, p, n_rows);
-    struct twin y = twin_new(d, (size_t)n_rows * p->n_out * (p->f32 ? 4 : 2));
+    struct twin y = twin_new(d, n_rows * row_bytes(p));
     struct dmk_linear_fp8_args dev = make_args(p, &s, y, n_rows, false);
     const uint16_t *x = s.x.host;
     uint8_t *want = s.codes.host;
@@ -129,16 +135,38 @@ static void codes(struct device *d, const struct product *p)
     device_end(d, "codes");
 }
 
+/* Every number was written, and nothing between rows: what was there before is all ones. */
+static void written(struct device *d, const struct product *p, struct twin y, uint32_t n_rows,
+                    const char *what)
+{
+    const size_t size = p->f32 ? 4 : 2, row = row_bytes(p);
+    const uint8_t *got = y.host;
+    device_fetch(d, y.host, y.dev, n_rows * row);
+    for (size_t i = 0; i < n_rows * row / size; i++) {
+        bool ones = true;
+        for (size_t b = 0; b < size; b++) {
+            ones = ones && got[i * size + b] == 0xff;
+        }
+        if (ones != (i % (row / size) >= p->n_out)) {
+            fail(d, what, ones ? "left out a number" : "wrote between rows");
+            return;
+        }
+    }
+}
+
 /* Rows of one large call, again in calls of every kind of size. */
 static void company(struct device *d, const struct product *p, uint32_t n_rows)
 {
     char what[96];
     const uint32_t sizes[] = {1, 8, 9, 16, 17, 31, 32, 33, 64, 100, 128, 129, 300};
-    const size_t row = (size_t)p->n_out * (p->f32 ? 4 : 2);
+    const size_t row = row_bytes(p);
     const struct set s = make_set(d, p, n_rows);
     struct twin y = twin_new(d, n_rows * row);
     struct dmk_linear_fp8_args all = make_args(p, &s, y, n_rows, false);
     d->cuda.linear_fp8(&all, d->stream);
+    snprintf(what, sizeof(what), "fp8: %u rows, n_out %u from %u on, k %u x %u", n_rows, p->n_out,
+             p->first, p->n_slices, p->k);
+    written(d, p, y, n_rows, what);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         const uint32_t first = draw_u32(d, n_rows - sizes[i] + 1);
         struct twin part = twin_new(d, sizes[i] * row);
@@ -155,7 +183,7 @@ static void company(struct device *d, const struct product *p, uint32_t n_rows)
 /* One of n_rows has an infinity. */
 static void not_finite(struct device *d, const struct product *p, uint32_t n_rows)
 {
-    const size_t row = (size_t)p->n_out * 4;
+    const size_t row = row_bytes(p);
     struct set s = make_set(d, p, n_rows);
     struct twin before = twin_new(d, n_rows * row), after = twin_new(d, n_rows * row);
     struct dmk_linear_fp8_args args = make_args(p, &s, before, n_rows, false);
@@ -198,7 +226,7 @@ static void bench(struct device *d, const char *name, const struct product *p, u
     char what[64];
     const size_t step = (size_t)p->n_out * width(p);
     const size_t n = step > ((size_t)400 << 20) ? 1 : ((size_t)400 << 20) / step;
-    const size_t y_bytes = (size_t)n_rows * p->n_out * (p->f32 ? 4 : 2);
+    const size_t y_bytes = n_rows * row_bytes(p);
     struct set s = {.w = twin_device(d, n * step),
                     .scales = twin_device(d, (n_scales(p) + 3) / 4 * 16),
                     .bias = twin_bf16(d, p->n_out, 0.5f),
