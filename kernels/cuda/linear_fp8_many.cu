@@ -3,13 +3,14 @@
  *
  * The sum of a step's products and the fp32 sum that it goes into are registers of their own, and so is, with pieces
  * or slices, the one before: three sets, which bounds the tile. While a warpgroup moves its sums the other one multiplies.
- * Scales of a step are read one step ahead. */
+ * Scales come through the ring of stages as the tiles do, so that no product waits for one. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear_tiles.cuh"
 #include "kernels/fp8.h"
 
-#define STEP 128 /* of k, one stage, one group of scales */
+#define STEP     128 /* of k, one stage, one group of scales */
+#define ALL_SMEM ((uint32_t)227 << 10)
 
 namespace {
 
@@ -30,42 +31,28 @@ struct job {
     bool pairs, wide; /* two elements, or 16 bytes of y, are aligned and inside or outside together */
 };
 
-/* Where a thread finds the scales of a tile: of rows g and g + 8, and of each 64 outputs. */
-template <int BN> struct scales {
-    const float *x0, *x1, *w[BN / 64];
-    uint32_t n_rows;
+/* Scales of a stage in shared memory: of the tile's rows, and of each 64 of its outputs. */
+template <int BN> struct stage_scales {
+    float x[ROWS], w[BN / 64];
 };
 
+/* What a thread has of them: for its rows g and g + 8. */
 template <int BN> struct step_scales {
     float x0, x1, w[BN / 64];
 };
 
-template <int BN> __device__ __forceinline__ struct step_scales<BN> read_scales(const struct scales<BN> &s, uint32_t step)
+template <int BN>
+__device__ __forceinline__ struct step_scales<BN> read_scales(const struct stage_scales<BN> *stage)
 {
+    const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     struct step_scales<BN> v;
-    v.x0 = s.x0[(uint64_t)step * s.n_rows];
-    v.x1 = s.x1[(uint64_t)step * s.n_rows];
+    v.x0 = stage->x[row];
+    v.x1 = stage->x[row + 8];
 #pragma unroll
     for (int i = 0; i < BN / 64; i++) {
-        v.w[i] = s.w[i][step];
+        v.w[i] = stage->w[i];
     }
     return v;
-}
-
-template <int BN>
-__device__ __forceinline__ struct scales<BN> find_scales(const struct job &job, struct tile t)
-{
-    const uint32_t row = t.row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, last = job.n_rows - 1;
-    const uint32_t group = (t.out + job.first) / 64, last_group = (job.first + job.n_out - 1) / 64;
-    struct scales<BN> s;
-    s.x0 = job.x_scales + min(row, last);
-    s.x1 = job.x_scales + min(row + 8, last);
-#pragma unroll
-    for (int i = 0; i < BN / 64; i++) {
-        s.w[i] = job.w_scales + (uint64_t)min(group + i, last_group) * job.n_steps;
-    }
-    s.n_rows = job.n_rows;
-    return s;
 }
 
 /* The products of a step: a and b are the low words of its tiles' descriptors. */
@@ -127,42 +114,73 @@ template <int BN> __device__ __forceinline__ void load_tiles(const struct job &j
     }
 }
 
-/* The chain of the steps [step, end). */
+/* One warp. Its copies count for a stage's barrier when they have arrived, as those of the copy engine do. */
 template <int BN>
-__device__ __forceinline__ void run_chain(float (&sum)[BN / 2], struct ring *r, const struct scales<BN> &s,
-                                          uint32_t step, uint32_t end, uint32_t a_at, uint32_t b_at)
+__device__ __forceinline__ void load_scales(const struct job &job, struct ring r, struct stage_scales<BN> *scales)
 {
-    struct step_scales<BN> v = read_scales<BN>(s, step);
+    const uint32_t n_tiles = job.n_row_tiles * job.n_out_tiles, lane = threadIdx.x % 32;
+    const uint32_t last = job.n_rows - 1, last_group = (job.first + job.n_out - 1) / 64;
+    uint32_t n_begun = 0;
+    dmk_pdl_wait();
+    for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
+        const struct tile t = tile_at<BN>(job, i);
+        const float *w = job.w_scales + (uint64_t)min((t.out + job.first) / 64 + lane, last_group) * job.n_steps;
+        const float *x = job.x_scales;
+        for (uint32_t step = 0; step < job.n_steps; step++) {
+            struct stage_scales<BN> *to = scales + r.at;
+            if (n_begun >= r.n) {
+                dmk_mbar_wait(&r.control->empty[r.at], r.phase ^ 1);
+            }
+            n_begun += n_begun < r.n;
+#pragma unroll
+            for (uint32_t row = lane; row < ROWS; row += 32) {
+                dmk_copy_4(&to->x[row], x + min(t.row + row, last));
+            }
+            if (lane < BN / 64) {
+                dmk_copy_4(&to->w[lane], w + step);
+            }
+            dmk_copy_arrive(&r.control->full[r.at]);
+            x += job.n_rows;
+            advance(&r);
+        }
+    }
+}
+
+/* The chain of n steps. */
+template <int BN>
+__device__ __forceinline__ void run_chain(float (&sum)[BN / 2], struct ring *r, const struct stage_scales<BN> *scales,
+                                          uint32_t n, uint32_t a_at, uint32_t b_at)
+{
 #pragma unroll
     for (int i = 0; i < BN / 2; i++) {
         sum[i] = 0.0f;
     }
 #pragma unroll 1
-    for (; step < end; step++) {
+    for (; n > 0; n--) {
         float d[BN / 2];
         const uint32_t at = r->at, stage = uniform(dmk_wgmma_low(r->base + at * r->bytes));
-        const struct step_scales<BN> next = read_scales<BN>(s, min(step + 1, end - 1));
         dmk_mbar_wait(&r->control->full[at], r->phase);
         multiply<BN>(d, stage + a_at, stage + b_at);
+        const struct step_scales<BN> v = read_scales<BN>(scales + at);
         dmk_wgmma_wait<0>();
         dmk_wgmma_hold(d);
+        __syncwarp(); /* all lanes have their scales */
         release(r, at);
         advance(r);
         add_scaled<BN>(sum, d, v);
-        v = next;
     }
 }
 
 /* Pieces from left to right. */
 template <int BN>
 __device__ __forceinline__ void run_pieces(float (&sum)[BN / 2], struct ring *r, const struct job &job,
-                                           const struct scales<BN> &s, uint32_t a_at, uint32_t b_at)
+                                           const struct stage_scales<BN> *scales, uint32_t a_at, uint32_t b_at)
 {
-    run_chain<BN>(sum, r, s, 0, job.piece_steps, a_at, b_at);
+    run_chain<BN>(sum, r, scales, job.piece_steps, a_at, b_at);
 #pragma unroll 1
     for (uint32_t i = job.piece_steps; i < job.n_steps; i += job.piece_steps) {
         float d[BN / 2];
-        run_chain<BN>(d, r, s, i, min(job.n_steps, i + job.piece_steps), a_at, b_at);
+        run_chain<BN>(d, r, scales, min(job.n_steps - i, job.piece_steps), a_at, b_at);
         add_all(sum, d);
     }
 }
@@ -170,15 +188,14 @@ __device__ __forceinline__ void run_pieces(float (&sum)[BN / 2], struct ring *r,
 /* The tree over 2, 4 or 8 chains, with the places of linear_many.cu. */
 template <int BN>
 __device__ __forceinline__ void run_tree(float (&d)[BN / 2], struct ring *r, const struct job &job,
-                                         const struct scales<BN> &s, uint32_t a_at, uint32_t b_at, float4 *two,
-                                         float4 *four)
+                                         const struct stage_scales<BN> *scales, uint32_t a_at, uint32_t b_at,
+                                         float4 *two, float4 *four)
 {
     float left[BN / 2];
-    const uint32_t n = job.piece_steps;
 #pragma unroll 1
     for (uint32_t pair = 0; pair < job.n_pieces / 2; pair++) {
-        run_chain<BN>(left, r, s, 2 * pair * n, (2 * pair + 1) * n, a_at, b_at);
-        run_chain<BN>(d, r, s, (2 * pair + 1) * n, (2 * pair + 2) * n, a_at, b_at);
+        run_chain<BN>(left, r, scales, job.piece_steps, a_at, b_at);
+        run_chain<BN>(d, r, scales, job.piece_steps, a_at, b_at);
         add_all(d, left);
         if (job.n_pieces == 2) {
             return;
@@ -214,32 +231,34 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
     extern __shared__ __align__(1024) uint8_t raw[];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = uniform(warp / 4);
     uint8_t *side = raw + job.n_stages * (ROWS + BN) * 128;
-    struct ring ring = {raw, (struct control *)(side + 8 * side_bytes<BN, SUM>()), job.n_stages,
-                        (ROWS + BN) * 128};
-    begin_ring(&ring);
+    struct control *control = (struct control *)(side + 8 * side_bytes<BN, SUM>());
+    struct stage_scales<BN> *scales = (struct stage_scales<BN> *)(control + 1);
+    struct ring ring = {raw, control, job.n_stages, (ROWS + BN) * 128};
+    begin_ring(&ring, 1 + 32);
     dmk_pdl_next();
     if (group == 2) {
         dmk_regs_drop<40>();
         if (warp == 8 && lane == 0) {
             load_tiles<BN>(job, ring);
+        } else if (warp == 9) {
+            load_scales<BN>(job, ring, scales);
         }
         return;
     }
     dmk_regs_raise<232>();
-    dmk_pdl_wait(); /* before this kernel's first write, and before scales are read */
+    dmk_pdl_wait(); /* before this kernel's first write */
     const uint32_t a_at = group * 64 * 8, b_at = ROWS * 8, n_tiles = job.n_row_tiles * job.n_out_tiles;
     uint8_t *mine = side + warp * side_bytes<BN, SUM>();
     for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
         float d[BN / 2];
         const struct tile t = tile_at<BN>(job, i);
-        const struct scales<BN> s = find_scales<BN>(job, t);
         if constexpr (SUM == TREE) {
             float4 *four = (float4 *)job.scratch + (blockIdx.x * 8 + warp) * (BN / 8 * 32) + lane;
-            run_tree<BN>(d, &ring, job, s, a_at, b_at, (float4 *)mine + lane, four);
+            run_tree<BN>(d, &ring, job, scales, a_at, b_at, (float4 *)mine + lane, four);
         } else if constexpr (SUM == PIECES) {
-            run_pieces<BN>(d, &ring, job, s, a_at, b_at);
+            run_pieces<BN>(d, &ring, job, scales, a_at, b_at);
         } else {
-            run_chain<BN>(d, &ring, s, 0, job.n_steps, a_at, b_at);
+            run_chain<BN>(d, &ring, scales, job.n_steps, a_at, b_at);
         }
         if (job.first % 2 == 1) {
             store_odd<BN>(job, d, {t.row + warp * 16, t.out});
@@ -256,7 +275,7 @@ void launch(struct dmk_cuda_stream *s, const struct dmk_linear_fp8_args *args, s
     const uint32_t more = 8 * side_bytes<BN, SUM>() + sizeof(struct control);
     job.n_row_tiles = dmk_ceil_div(args->n_rows, ROWS);
     job.n_out_tiles = dmk_ceil_div(args->first + args->n_out, BN);
-    const uint32_t fit = (SMEM - more) / stage;
+    const uint32_t scales = sizeof(struct stage_scales<BN>), fit = (ALL_SMEM - more) / (stage + scales);
     job.n_stages = fit < MAX_STAGES ? fit : MAX_STAGES;
     if (!dmk_tensor_map_bytes(s, &job.w, args->w, args->n_out, k, args->w_stride, BN) ||
         !dmk_tensor_map_bytes(s, &job.x, args->x_codes, args->n_rows, k, k, job.x_rows)) {
@@ -264,15 +283,15 @@ void launch(struct dmk_cuda_stream *s, const struct dmk_linear_fp8_args *args, s
     }
     const uint32_t n_tiles = job.n_row_tiles * job.n_out_tiles;
     dmk_cuda_launch(&s->base, many_kernel<BN, SUM>, dim3(n_tiles < s->n_sms ? n_tiles : s->n_sms), dim3(384),
-                    job.n_stages * stage + more, job);
+                    job.n_stages * (stage + scales) + more, job);
 }
 
 template <enum sum SUM>
 void launch_width(struct dmk_cuda_stream *s, const struct dmk_linear_fp8_args *args, const struct job &job)
 {
-    static const uint32_t width[3] = {128, 64, 64};
+    static const uint32_t width[2] = {128, 64};
     const uint32_t n_row_tiles = dmk_ceil_div(args->n_rows, ROWS);
-    if (choose(s, n_row_tiles, args->first + args->n_out, width) == 64) {
+    if (choose(s, n_row_tiles, args->first + args->n_out, width, 64) == 64) {
         launch<64, SUM>(s, args, job);
     } else {
         launch<128, SUM>(s, args, job);

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
     uint8_t *side = raw + job.n_stages * (ROWS + BN) * 128;
     struct ring ring = {raw, (struct control *)(side + 8 * side_bytes<BN, SUM>()), job.n_stages,
                         (ROWS + BN) * 128};
-    begin_ring(&ring);
+    begin_ring(&ring, 1);
     dmk_pdl_next();
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -209,7 +209,7 @@ void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pi
     job.wide = args->y_bf16 && args->n_out % 8 == 0 && args->y_stride % 8 == 0 && y % 16 == 0;
     const uint32_t n_row_tiles = dmk_ceil_div(args->n_rows, ROWS);
     if (pieces.tree) {
-        switch (choose(s, n_row_tiles, args->n_out, tree)) {
+        switch (choose(s, n_row_tiles, args->n_out, tree, 16)) {
         case 96:
             launch<96, TREE>(s, args, job);
             break;
@@ -221,7 +221,7 @@ void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pi
             break;
         }
     } else if (pieces.n > 1) {
-        switch (choose(s, n_row_tiles, args->n_out, two_sets)) {
+        switch (choose(s, n_row_tiles, args->n_out, two_sets, 16)) {
         case 64:
             launch<64, PIECES>(s, args, job);
             break;
@@ -233,7 +233,7 @@ void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pi
             break;
         }
     } else {
-        switch (choose(s, n_row_tiles, args->n_out, whole)) {
+        switch (choose(s, n_row_tiles, args->n_out, whole, 16)) {
         case 64:
             launch<64, WHOLE>(s, args, job);
             break;

@@ -38,11 +38,11 @@ __device__ __forceinline__ void release(const struct ring *r, uint32_t at)
     }
 }
 
-/* Barriers of the ring: one thread fills a stage, the warps of both groups empty it. The whole block. */
-__device__ __forceinline__ void begin_ring(const struct ring *r)
+/* Barriers of the ring: fillers threads fill a stage, the warps of both groups empty it. The whole block. */
+__device__ __forceinline__ void begin_ring(const struct ring *r, uint32_t fillers)
 {
     if (threadIdx.x < r->n) {
-        dmk_mbar_init(&r->control->full[threadIdx.x], 1);
+        dmk_mbar_init(&r->control->full[threadIdx.x], fillers);
         dmk_mbar_init(&r->control->empty[threadIdx.x], 8);
         dmk_mbar_init_fence();
         dmk_fence_async_shared();
@@ -191,12 +191,14 @@ template <int BN, enum sum SUM> __host__ __device__ constexpr uint32_t side_byte
     return SUM == TREE ? BN / 8 * 512 : 1024;
 }
 
-/* The width that costs least: rounds of tiles over the chip, each as long as it is wide and a little. */
-uint32_t choose(const struct dmk_cuda_stream *s, uint32_t n_row_tiles, uint32_t n_out, const uint32_t (&width)[3])
+/* The width that costs least: rounds of tiles over the chip, each as long as it is wide and `more`. */
+template <int N>
+uint32_t choose(const struct dmk_cuda_stream *s, uint32_t n_row_tiles, uint32_t n_out, const uint32_t (&width)[N],
+                uint32_t more)
 {
     uint32_t best = 0, least = UINT32_MAX;
     for (uint32_t w : width) {
-        const uint32_t cost = dmk_ceil_div(n_row_tiles * dmk_ceil_div(n_out, w), s->n_sms) * (w + 16);
+        const uint32_t cost = dmk_ceil_div(n_row_tiles * dmk_ceil_div(n_out, w), s->n_sms) * (w + more);
         if (cost < least) {
             least = cost;
             best = w;
