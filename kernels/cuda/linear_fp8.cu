@@ -42,7 +42,7 @@ struct job {
 
 /* Four or three blocks fit into a multiprocessor. OWN: the block makes the codes of x. */
 template <int TN, bool OWN> struct few_smem {
-    static constexpr int STAGES = OWN ? OWN_STEPS : TN > 16 ? 5 : 6, STEPS = OWN ? OWN_STEPS : MAX_STEPS;
+    static constexpr int STAGES = OWN ? OWN_STEPS : TN > 16 ? 4 : 6, STEPS = OWN ? OWN_STEPS : MAX_STEPS;
     union {
         struct {
             alignas(1024) uint8_t w[STAGES][64 * 128];

@@ -6,10 +6,12 @@
 #include "kernels/fp8.h"
 #include "tests/check/cuda/device.h"
 
-#define F32_L2     1e-3 /* tensor cores add the products of a step with fewer bits than fp32 has */
-#define F32_WORST  1e-2
+/* Tensor cores add the products of a step with fewer bits than fp32 has; a few large weights make sums of products
+ * that are far above the root mean square of y, and so is the unit of bf16 there. */
+#define F32_L2     1e-3
+#define F32_WORST  3e-2
 #define BF16_L2    4e-3 /* half a unit of bf16 and little more */
-#define BF16_WORST 0.05
+#define BF16_WORST 0.15
 #define PAD        8 /* elements between rows of y that nobody may write */
 
 struct product {
