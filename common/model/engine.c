@@ -44,8 +44,8 @@ static int refuse_alloc(const struct dmk_rank *rank, enum dmk_mem mem, size_t by
     }
     return dmk_error_set(reterr, -DMK_ENOMEM,
                          "no memory for %s of rank %u: %.2f GiB are wanted, %.2f of %.1f GiB are "
-                         "free and %.2f are this rank's: fewer pages, shorter steps or more ranks "
-                         "take less, and so do fewer others",
+                         "free and %.2f are this rank's; give it fewer pages, shorter steps, more "
+                         "ranks, or a device that others use less",
                          what, rank->index, (double)bytes / gib, (double)m.free / gib,
                          (double)m.total / gib, (double)held / gib);
 }
