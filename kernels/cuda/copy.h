@@ -109,13 +109,15 @@ __device__ __forceinline__ void dmk_mbar_wait(uint64_t *bar, uint32_t parity)
 /* One of 4 bytes, global to shared, without waiting. */
 __device__ __forceinline__ void dmk_copy_4(void *dst, const void *src)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dmk_smem_u32(dst)), "l"(src) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dmk_smem_u32(dst)), "l"(src)
+                 : "memory");
 }
 
 /* Arrives once, as one of those that the barrier was made for, when this thread's copies so far have. */
 __device__ __forceinline__ void dmk_copy_arrive(uint64_t *bar)
 {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(dmk_smem_u32(bar)) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(dmk_smem_u32(bar))
+                 : "memory");
 }
 
 /* ---- runs of bytes ---- */
