@@ -5,9 +5,10 @@
  * every stage, a warp 16 rows of them. While a lane multiplies by its codes of one stage it takes those of the
  * next into registers, a third at a time. Codes become bf16 in registers (shifts, masks, one exact multiplication by
  * the block's scale) and are the A operand of m16n8k16 products; B is the expert's tokens, which lie in shared memory
- * whole (N x K bf16) and are brought anew only when the expert or the tile of tokens changes. At the end of a 64-row item the five partial sums meet in one group, each time another,
- * always added in the order of the groups; it adds the bias and finishes. Products of a single warp leave warps free to run
- * apart; with those of a warpgroup the units waited for each other and for R2UR (docs/PERF.md).
+ * whole (N x K bf16) and are brought anew only when the expert or the tile of tokens changes. At the end of a 64-row
+ * item the five partial sums meet in one group, each time another, always added in the order of the groups; it adds the
+ * bias and finishes, with tiles of 8 tokens after its next item, when nobody is waited for. Products of a single warp
+ * leave warps free to run apart; with those of a warpgroup the units waited for each other and for R2UR (docs/PERF.md).
  *
  * Work items are (expert, tile of N tokens, 64 rows), counted on the device; a block takes one contiguous
  * run of them. The fused kernel does gate_up's items, then down's: weights keep streaming while a block
@@ -29,6 +30,9 @@ constexpr uint32_t N_THREADS = N_WORKERS + 32;
 constexpr uint32_t STAGE = DMK_MXPACK_STAGE_BYTES;
 constexpr uint32_t MAX_EXPERTS = 128;
 constexpr uint32_t SMEM_MAX = 232448;
+
+/* Of the ring: with a fifth, steps of 16 to 128 tokens took 2% longer (docs/PERF.md). */
+constexpr uint32_t MAX_STAGES = 4;
 
 /* Named barriers, one a group; 0 is __syncthreads. */
 constexpr uint32_t BAR_GROUP = 1;
@@ -54,7 +58,9 @@ struct params {
 /* Shared memory, from a 1024-byte boundary. */
 template <int N> struct layout {
     static constexpr uint32_t N_SUMS = N < 24 ? 2 : 1; /* buffers of partial sums */
-    static constexpr uint32_t SUMS = (N_GROUPS - 1) * 128 * (N / 2) * 4;
+    /* Where there is room for the sums of the group that adds them as well, it does so only after its next item. */
+    static constexpr bool LATE = N == 8;
+    static constexpr uint32_t SUMS = (LATE ? N_GROUPS : N_GROUPS - 1) * 128 * (N / 2) * 4;
     uint32_t tokens, sums, bars, sum_bars, table, begin, stages;
     uint32_t n_stages;
     __host__ __device__ layout(uint32_t k_stages)
@@ -62,12 +68,12 @@ template <int N> struct layout {
         tokens = 0;
         sums = tokens + k_stages * 3 * N_GROUPS * N * 128;
         bars = sums + N_SUMS * SUMS;
-        sum_bars = bars + 2 * 16 * 8;
+        sum_bars = bars + 2 * 16 * 8; /* room for 16 stages */
         table = sum_bars + 2 * 2 * 8;
         begin = table + (MAX_EXPERTS + 1) * 4;
         stages = (begin + (MAX_EXPERTS + 1) * 4 + 127) / 128 * 128;
         uint32_t left = SMEM_MAX - 1024 - stages;
-        n_stages = left / STAGE > 16 ? 16 : left / STAGE;
+        n_stages = left / STAGE > MAX_STAGES ? MAX_STAGES : left / STAGE;
     }
 };
 
@@ -279,62 +285,69 @@ __device__ __forceinline__ void multiply(float (&acc)[N / 2], struct held &held,
     multiply_stage<N>(acc, held, tokens, feed, !last_item);
 }
 
-/* The sum of the groups, in the group whose turn it is; false in the others. `bars`: for each buffer a barrier
- * of those who wrote and one of those who read. */
-template <int N>
-__device__ __forceinline__ bool join(float (&acc)[N / 2], uint32_t sums, uint32_t bars, uint32_t n_done)
-{
-    constexpr uint32_t N_BUFS = layout<N>::N_SUMS;
-    const uint32_t group = threadIdx.x / 128, thread = threadIdx.x % 128, buf = n_done % N_BUFS;
-    const uint32_t reader = n_done % N_GROUPS, phase = n_done / N_BUFS;
-    const uint32_t at = sums + buf * layout<N>::SUMS + thread * 16;
-    const uint32_t full = bars + buf * 16, empty = full + 8;
+/* Where the groups' sums of an item meet. `bars`: for each buffer a barrier of those who wrote and one of those who
+ * read. */
+template <int N> struct meeting {
+    uint32_t reader, phase, at, full, empty;
+    __device__ __forceinline__ meeting(uint32_t sums, uint32_t bars, uint32_t n_done)
+    {
+        const uint32_t buf = n_done % layout<N>::N_SUMS;
+        reader = n_done % N_GROUPS;
+        phase = n_done / layout<N>::N_SUMS;
+        at = sums + buf * layout<N>::SUMS + threadIdx.x % 128 * 16;
+        full = bars + buf * 16;
+        empty = full + 8;
+    }
+    __device__ __forceinline__ uint32_t slot(uint32_t group) const
+    {
+        return at + (layout<N>::LATE ? group : group - (group > reader)) * (N / 8) * 2048;
+    }
     /* The reader waits too: a group may be ahead of the others by more items than there are buffers, and would
      * then take an older phase of `full` for its own, since a wait tells phases by their parity. */
-    if (phase > 0) {
-        dmk_mbar_wait(empty, (phase - 1) % 2);
-    }
-    if (group != reader) {
-        const uint32_t slot = group - (group > reader);
-#pragma unroll
-        for (int i = 0; i < N / 8; i++) {
-            dmk_sts128(at + (slot * (N / 8) + i) * 2048,
-                   make_uint4(__float_as_uint(acc[4 * i]), __float_as_uint(acc[4 * i + 1]),
-                              __float_as_uint(acc[4 * i + 2]), __float_as_uint(acc[4 * i + 3])));
+    __device__ __forceinline__ void give(const float (&acc)[N / 2], uint32_t group) const
+    {
+        if (phase > 0) {
+            dmk_mbar_wait(empty, (phase - 1) % 2);
         }
-        __syncwarp();
-        if (thread % 32 == 0) {
-            dmk_mbar_arrive(full);
-        }
-        return false;
-    }
-    dmk_mbar_wait(full, phase % 2);
-    float sum[N / 2];
+        if (layout<N>::LATE || group != reader) {
 #pragma unroll
-    for (uint32_t g = 0; g < N_GROUPS; g++) {
-        const uint32_t slot = g - (g > reader);
-#pragma unroll
-        for (int i = 0; i < N / 8; i++) {
-            uint4 v = dmk_lds128(at + ((g == reader ? 0 : slot) * (N / 8) + i) * 2048);
-            const float other[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                                    __uint_as_float(v.w)};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float term = g == reader ? acc[4 * i + j] : other[j];
-                sum[4 * i + j] = g == 0 ? term : sum[4 * i + j] + term;
+            for (int i = 0; i < N / 8; i++) {
+                dmk_sts128(slot(group) + i * 2048,
+                           make_uint4(__float_as_uint(acc[4 * i]), __float_as_uint(acc[4 * i + 1]),
+                                      __float_as_uint(acc[4 * i + 2]), __float_as_uint(acc[4 * i + 3])));
             }
         }
+        if (group != reader) {
+            dmk_mbar_arrive_warp(full);
+        }
     }
+    /* acc becomes the sum, in the order of the groups. It holds the reader's own unless that lies with the others. */
+    __device__ __forceinline__ void collect(float (&acc)[N / 2]) const
+    {
+        dmk_mbar_wait(full, phase % 2);
+        float sum[N / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        acc[i] = sum[i];
+        for (uint32_t g = 0; g < N_GROUPS; g++) {
+            const bool own = !layout<N>::LATE && g == reader;
+#pragma unroll
+            for (int i = 0; i < N / 8; i++) {
+                const uint4 v = dmk_lds128((own ? at : slot(g)) + i * 2048);
+                const float other[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                                        __uint_as_float(v.w)};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float term = own ? acc[4 * i + j] : other[j];
+                    sum[4 * i + j] = g == 0 ? term : sum[4 * i + j] + term;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            acc[i] = sum[i];
+        }
+        dmk_mbar_arrive_warp(empty);
     }
-    __syncwarp();
-    if (thread % 32 == 0) {
-        dmk_mbar_arrive(empty);
-    }
-    return true;
-}
+};
 
 /* Bias of the lane's two packed rows as it is stored, loaded long before it is added: not to be touched before. */
 template <bool GATE_UP>
@@ -358,13 +371,13 @@ __device__ __forceinline__ ushort2 load_bias(const struct product &m, const stru
  * acc[4i + 2 + j] that of row 16w + g + 8. */
 template <int N, bool GATE_UP>
 __device__ __forceinline__ void finish(const struct params &p, const struct product &m,
-                                       const float (&acc)[N / 2], const struct run &item, ushort2 bias,
+                                       const float (&acc)[N / 2], uint32_t row_tile, ushort2 bias,
                                        uint32_t slot0, uint32_t n_valid)
 {
     const uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const uint32_t n_out = GATE_UP ? m.rows / 2 : m.rows;
     const float bias_low = __uint_as_float((uint32_t)bias.x << 16), bias_high = __uint_as_float((uint32_t)bias.y << 16);
-    const uint32_t at = GATE_UP ? item.row_tile * 32 + warp * 8 + g : item.row_tile * 64 + warp * 16 + g;
+    const uint32_t at = GATE_UP ? row_tile * 32 + warp * 8 + g : row_tile * 64 + warp * 16 + g;
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const uint32_t token = i / 2 * 8 + 2 * t + i % 2;
@@ -417,6 +430,19 @@ __device__ void consume(const struct params &p, const struct product &m, const u
             n_unreported = 0;
         }
     };
+    /* The item that this group has to finish. */
+    bool pending = false;
+    uint32_t late_row_tile = 0;
+    ushort2 bias = make_ushort2(0, 0);
+    auto finish_late = [&]() {
+        if (pending) {
+            float sum[N / 2];
+            meeting<N>(smem + at.sums, smem + at.sum_bars, n_done - 1).collect(sum);
+            finish<N, GATE_UP>(p, m, sum, late_row_tile, bias, slot0, n_valid);
+            n_unreported++;
+            pending = false;
+        }
+    };
     struct run run(table, p.n_experts, m.n_tiles);
     struct feed feed = {ring, smem + at.bars, codes + at.stages, scales + at.stages};
     struct held held = {};
@@ -428,6 +454,7 @@ __device__ void consume(const struct params &p, const struct product &m, const u
     }
     for (; run.left > 0; run.next(table, m.n_tiles)) {
         if (run.tile != have_tile) {
+            finish_late();
             if (FUSED && !GATE_UP && run.expert != have_expert) {
                 uint32_t want = (table[run.expert + 1] - table[run.expert]) * p.gate_up.n_tiles;
                 if (thread == 0) {
@@ -448,17 +475,25 @@ __device__ void consume(const struct params &p, const struct product &m, const u
             dmk_named_barrier(BAR_GROUP + group, 128);
         }
         float acc[N / 2] = {};
-        ushort2 bias = make_ushort2(0, 0);
-        if (n_done % N_GROUPS == group) {
+        const bool mine = n_done % N_GROUPS == group;
+        if (mine) {
             bias = load_bias<GATE_UP>(m, run);
         }
         multiply<N>(acc, held, tokens, feed, m.n_stages, run.left == 1);
-        if (join<N>(acc, smem + at.sums, smem + at.sum_bars, n_done)) {
-            finish<N, GATE_UP>(p, m, acc, run, bias, slot0, n_valid);
+        finish_late();
+        const meeting<N> here(smem + at.sums, smem + at.sum_bars, n_done);
+        here.give(acc, group);
+        if (layout<N>::LATE) {
+            pending = mine;
+            late_row_tile = run.row_tile;
+        } else if (mine) {
+            here.collect(acc);
+            finish<N, GATE_UP>(p, m, acc, run.row_tile, bias, slot0, n_valid);
             n_unreported++;
         }
         n_done++;
     }
+    finish_late();
     ring = feed.ring;
     if (FUSED && GATE_UP) {
         report(have_expert);
