@@ -173,28 +173,34 @@ __device__ __forceinline__ void down_item(const struct params &p, const struct i
     const uint32_t row0 = item.part * 256 + tid / 32 * 16 + tid % 32 / 4;
     /* What a warpgroup has of the last rows: two, one or no times 64. */
     constexpr uint32_t SUBS = 4 / WGS;
-    const uint32_t first = item.part * 256 + tid / 128 * 64;
+    const uint32_t first = item.part * 256 + (dmk_warpgroup() - 1) * 64;
     const uint32_t n_subs = first >= p.rows ? 0 : first + 128 < p.rows ? SUBS : 1;
     float acc[SUBS][N / 2];
 #pragma unroll
     for (uint32_t sub = 0; sub < SUBS; sub++) {
-        uint32_t row = row0 + sub * 128;
+        const uint32_t row = row0 + sub * 128;
         start<N>(acc[sub], bias_of(p, item.expert, row), bias_of(p, item.expert, row + 8));
     }
     multiply<WGS, N>(p, item, n_subs, smem, ring, acc);
+    /* A lane's rows of a token are 8 and 128 apart: one address serves all of them. */
+    const bool all_rows = row0 + (SUBS - 1) * 128 + 8 < p.rows;
+    float *y = p.y + ((uint64_t)item.slot + 2 * t) * p.rows + row0;
 #pragma unroll
-    for (uint32_t sub = 0; sub < SUBS; sub++) {
-        uint32_t row = row0 + sub * 128;
-        float *y = p.y + (uint64_t)item.slot * p.rows + row;
+    for (int i = 0; i < N / 8; i++) {
 #pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            int32_t token = i / 2 * 8 + 2 * t + i % 2;
-            if (token < item.n_valid && row < p.rows) {
-                y[(uint64_t)token * p.rows] = acc[sub][i / 2 * 4 + i % 2];
+        for (int j = 0; j < 2; j++) {
+            if ((int32_t)(i * 8 + 2 * t) + j < item.n_valid) {
+#pragma unroll
+                for (uint32_t sub = 0; sub < SUBS; sub++) {
+                    if (all_rows || row0 + sub * 128 < p.rows) {
+                        y[sub * 128] = acc[sub][i * 4 + j];
+                    }
+                    if (all_rows || row0 + sub * 128 + 8 < p.rows) {
+                        y[sub * 128 + 8] = acc[sub][i * 4 + 2 + j];
+                    }
+                }
             }
-            if (token < item.n_valid && row + 8 < p.rows) {
-                y[(uint64_t)token * p.rows + 8] = acc[sub][i / 2 * 4 + 2 + i % 2];
-            }
+            y += j == 0 ? p.rows : 7 * (uint64_t)p.rows;
         }
     }
 }

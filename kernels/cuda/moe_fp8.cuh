@@ -36,15 +36,18 @@ __device__ __forceinline__ uint32_t scale_at(uint32_t position)
     return (position & ~15u) | (position >> 1 & 3) << 2 | (position >> 3 & 1) << 1 | (position & 1);
 }
 
-/* How an expert's n tokens are cut: tiles of one width. */
+/* How an expert's n tokens are cut: into the fewest tiles, each of a multiple of 16, the first ones 16 wider than the
+ * last ones where it does not come out even. */
 __device__ __forceinline__ uint32_t tile_count(uint32_t n, uint32_t width_max)
 {
     return (n + width_max - 1) / width_max;
 }
 
-__device__ __forceinline__ uint32_t tile_width(uint32_t n, uint32_t n_tiles)
+/* First token of a tile; that of tile n_tiles is n rounded up. */
+__device__ __forceinline__ uint32_t tile_begin(uint32_t n, uint32_t n_tiles, uint32_t tile)
 {
-    return ((n + n_tiles - 1) / n_tiles + WIDTH_STEP - 1) / WIDTH_STEP * WIDTH_STEP;
+    const uint32_t steps = (n + WIDTH_STEP - 1) / WIDTH_STEP, wider = steps % n_tiles;
+    return (tile * (steps / n_tiles) + (tile < wider ? tile : wider)) * WIDTH_STEP;
 }
 
 /* table[e]: tiles before expert e; pos[e]: its first position. One warp. */

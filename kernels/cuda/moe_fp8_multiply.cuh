@@ -63,30 +63,173 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t whi
     return d;
 }
 
-/* A of 64 rows and one block of K. A number is looked up among the eight bytes of its group by a byte permutation,
- * which takes four magnitudes at a time; then come the signs. `table` has the eight bytes of every shift. */
+/* What becomes A of 64 rows and one block of K: words of eight codes, and the bytes that say the shifts of their groups. */
+struct coded {
+    uint32_t word[8];
+    uint2 shift;
+};
+
+__device__ __forceinline__ void load_codes(struct coded &c, uint32_t codes, uint32_t shifts)
+{
+    c.shift = dmk_lds64(shifts);
+    const uint4 first = dmk_lds128(codes), second = dmk_lds128(codes + 2048);
+    c.word[0] = first.x, c.word[1] = first.y, c.word[2] = first.z, c.word[3] = first.w;
+    c.word[4] = second.x, c.word[5] = second.y, c.word[6] = second.z, c.word[7] = second.w;
+}
+
+/* 8 * (shift of word i's group - the lowest shift). */
+__device__ __forceinline__ uint32_t shift_of(const struct coded &c, int i)
+{
+    return permute(i % 2 ? c.shift.y : c.shift.x, 0, 0x4440 + i / 2);
+}
+
+/* Whether a half times 2^shift is less than 2^-6, E4M3's least normal number, in one of the lane's groups: a byte below 72. */
+__device__ __forceinline__ bool has_subnormal(const struct coded &c)
+{
+    return ((c.shift.x + 0x38383838u) & (c.shift.y + 0x38383838u) & 0x80808080u) != 0x80808080u;
+}
+
+/* The eight bytes of every word's group, from a table of those of all shifts. */
+__device__ __forceinline__ void bytes_by_table(uint2 (&bytes)[8], const struct coded &c, uint32_t table)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = dmk_lds64(table + shift_of(c, i));
+    }
+}
+
+/* The same of normal numbers: a power of two is 8 in a byte, so the shift's byte is added to what the lowest shift would
+ * have if its numbers were normal. Zero stays zero. */
+__device__ __forceinline__ void bytes_of_normal(uint2 (&bytes)[8], const struct coded &c)
+{
+    static_assert(DMK_FP8PACK_SHIFT_LOW == -14, "8 * 14 less than the bytes 0, 48, 56, 60, 64, 68, 72, 76 of shift 0");
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t shift = shift_of(c, i);
+        bytes[i].x = shift * 0x01010100u - (64u << 8) - (56u << 16) - (52u << 24);
+        bytes[i].y = shift * 0x01010101u - 48u - (44u << 8) - (40u << 16) - (36u << 24);
+    }
+}
+
+/* A: a number is looked up among the eight bytes of its group by a byte permutation, which takes four magnitudes at a
+ * time; then come the signs. */
+__device__ __forceinline__ void expand(uint32_t (&a)[16], const struct coded &c, const uint2 (&bytes)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t mags = c.word[i] & 0x77777777u;
+        a[i / 2 * 4 + i % 2] = permute(bytes[i].x, bytes[i].y, mags) | (c.word[i] & 0x80808080u);
+        a[i / 2 * 4 + i % 2 + 2] = permute(bytes[i].x, bytes[i].y, mags >> 16) | (c.word[i] << 4 & 0x80808080u);
+    }
+}
+
 __device__ __forceinline__ void expand(uint32_t (&a)[16], uint32_t codes, uint32_t shifts, uint32_t table)
 {
-    const uint2 shift = dmk_lds64(shifts);
-    const uint4 first = dmk_lds128(codes), second = dmk_lds128(codes + 2048);
-    const uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    uint2 code[8];
+    struct coded c;
+    uint2 bytes[8];
+    load_codes(c, codes, shifts);
+    bytes_by_table(bytes, c, table);
+    expand(a, c, bytes);
+}
+
+/* acc += raw by the tokens' scales, group after group of 16 tokens from I in steps of STEP up to END. */
+template <int N, int I, int STEP, int END>
+__device__ __forceinline__ void promote(float (&acc)[N / 2], const float (&raw)[N / 2], const float (&scale)[N / 4])
+{
+    if constexpr (I != END) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        code[i] = dmk_lds64(table + permute(i % 2 ? shift.y : shift.x, 0, 0x4440 + i / 2));
+        for (int i = 8 * I; i < 8 * I + 8; i++) {
+            acc[i] = fmaf(raw[i], scale[i / 4 * 2 + i % 2], acc[i]);
+        }
+        promote<N, I + STEP, STEP, END>(acc, raw, scale);
+    }
+}
+
+/* Groups of 16 tokens whose scales are loaded before the wait for products, and which the second row tile finds in
+ * registers since the first one took them last: as many as there is room for. */
+template <int N> struct room {
+    static constexpr int GROUPS = N / 16;
+    static constexpr int EARLY = GROUPS == 8 ? 2 : GROUPS == 7 ? 3 : GROUPS < 4 ? GROUPS : 4;
+    static constexpr int KEPT = GROUPS == 8 ? 2 : GROUPS == 7 ? 3 : GROUPS;
+};
+
+/* Waits for the products of a row tile. The first one takes the tokens upwards, the second one downwards. */
+template <int N>
+__device__ __forceinline__ void wait_and_promote(float (&acc)[N / 2], float (&raw)[N / 2], float (&scale)[N / 4],
+                                                 uint32_t scales, int sub)
+{
+    constexpr int GROUPS = room<N>::GROUPS, EARLY = room<N>::EARLY, KEPT = room<N>::KEPT;
+    dmk_wgmma_wait<0>();
+    dmk_wgmma_hold(raw);
+    if (sub == 0) {
+        load_scales<N, EARLY, GROUPS>(scale, scales);
+        promote<N, 0, 1, GROUPS>(acc, raw, scale);
+    } else {
+        load_scales<N, 0, GROUPS - KEPT>(scale, scales);
+        promote<N, GROUPS - 1, -1, -1>(acc, raw, scale);
+    }
+}
+
+/* The blocks of K of an item for a warpgroup with two row tiles. The next tile's codes come while products run; A is
+ * made of them after the wait, among the multiply-adds of the promotion, which leave it the other half of the
+ * instructions' slots. Nothing of A may be written while products run: the assembler would serialise them. */
+template <int N, int SUBS>
+__device__ __forceinline__ void multiply_both(const struct params &p, uint32_t smem, struct ring &ring,
+                                              float (&acc)[SUBS][N / 2], const float (&w_scales)[SUBS], float (&unit)[SUBS],
+                                              uint32_t lane_codes, uint32_t lane_shifts, uint32_t lane_scales)
+{
+    uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;
+    uint32_t a[16];
+    struct coded c;
+    dmk_mbar_wait(full, ring.phase);
+    expand(a, stage + lane_codes, stage + lane_shifts, smem + SMEM_CODES);
+    for (uint32_t kb = 0; kb < p.n_kb; kb++) {
+        const uint32_t tokens = __shfl_sync(0xffffffffu, dmk_wgmma_low(stage + STAGE_TOKENS), 0);
+        const uint32_t scales = stage + lane_scales, empty = full + 8;
+        float scale[N / 4];
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++) {
+            float raw[N / 2];
+            issue<N>(raw, a, tokens);
+            if (sub == 0) {
+                load_codes(c, stage + W_BYTES + lane_codes, stage + W_BYTES + lane_shifts);
+                load_scales<N, 0, room<N>::EARLY>(scale, scales);
+            } else {
+                ring.next();
+                if (kb + 1 < p.n_kb) { /* else codes that are there are expanded once more, for nothing */
+                    stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;
+                    dmk_mbar_wait(full, ring.phase);
+                }
+                load_codes(c, stage + lane_codes, stage + lane_shifts);
+            }
+            const float w_scale = __shfl_sync(0xffffffffu, w_scales[sub], kb);
+            if (__builtin_expect(w_scale != unit[sub], 0)) {
+                multiply_by(acc[sub], ratio_of_powers(unit[sub], w_scale));
+                unit[sub] = w_scale;
+            }
+            /* The branch comes before the wait: behind it, it would lengthen it. */
+            uint2 bytes[8];
+            if (__builtin_expect(!__any_sync(0xffffffffu, has_subnormal(c)), 1)) {
+                wait_and_promote<N>(acc[sub], raw, scale, scales, sub);
+                bytes_of_normal(bytes, c);
+                expand(a, c, bytes);
+            } else {
+                wait_and_promote<N>(acc[sub], raw, scale, scales, sub);
+                bytes_by_table(bytes, c, smem + SMEM_CODES);
+                expand(a, c, bytes);
+            }
+        }
+        dmk_mbar_arrive_warp(empty);
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint32_t mags = word[i] & 0x77777777u;
-        a[i / 2 * 4 + i % 2] = permute(code[i].x, code[i].y, mags) | (word[i] & 0x80808080u);
-        a[i / 2 * 4 + i % 2 + 2] = permute(code[i].x, code[i].y, mags >> 16) | (word[i] << 4 & 0x80808080u);
+    for (int sub = 0; sub < SUBS; sub++) {
+        multiply_by(acc[sub], unit[sub]);
     }
 }
 
 /* acc[s] += W x of this warpgroup's 64 rows of its row tile s and N tokens, for the first n_subs of its tiles; acc
  * comes with the bias. Inside, acc counts in units of the weights' scale: as scales are powers of two this changes
- * no bit, and there is something to multiply only where a block's scale is another than the last one's.
- */
+ * no bit, and there is something to multiply only where a block's scale is another than the last one's. */
 template <int WGS, int N>
 __device__ __forceinline__ void multiply(const struct params &p, const struct item &item, uint32_t n_subs,
                                          uint32_t smem, struct ring &ring, float (&acc)[4 / WGS][N / 2])
@@ -106,6 +249,10 @@ __device__ __forceinline__ void multiply(const struct params &p, const struct it
         w_scales[sub] = __ldg(from + (lane < p.n_kb ? lane : 0));
         unit[sub] = __shfl_sync(0xffffffffu, w_scales[sub], 0);
         multiply_by(acc[sub], ratio_of_powers(1.0f, unit[sub]));
+    }
+    if (SUBS == 2 && n_subs == 2 && N > 48) { /* the few narrower tiles take the plain loop */
+        multiply_both<N, SUBS>(p, smem, ring, acc, w_scales, unit, lane_codes, lane_shifts, lane_scales);
+        return;
     }
     for (uint32_t kb = 0; kb < p.n_kb; kb++) {
         const uint32_t stage = smem + SMEM_STAGES + ring.slot * STAGE, full = smem + SMEM_BARS + ring.slot * 16;

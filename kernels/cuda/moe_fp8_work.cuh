@@ -76,10 +76,11 @@ struct run {
         struct item item;
         item.expert = expert;
         item.part = in / n_tiles;
-        item.width = tile_width(n, n_tiles);
-        item.position = pos[expert] + tile * item.width;
-        item.slot = p.expert_begin[expert] + tile * item.width;
-        item.n_valid = (int32_t)n - (int32_t)(tile * item.width);
+        const uint32_t begin = tile_begin(n, n_tiles, tile);
+        item.width = tile_begin(n, n_tiles, tile + 1) - begin;
+        item.position = pos[expert] + begin;
+        item.slot = p.expert_begin[expert] + begin;
+        item.n_valid = (int32_t)n - (int32_t)begin;
         item.n_valid = item.n_valid > (int32_t)item.width ? (int32_t)item.width : item.n_valid;
         return item;
     }
