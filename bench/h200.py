@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Completes rows of bench_device with the roofline and the best measured rival, and appends them to
-bench/results/h200.csv; draws decode speed against cost.
+bench/results/h200.csv, whose other rows get them anew; draws decode speed against cost.
 
     bench/h200.py RAW.csv [RAW.csv ...]
 
 Roofline: the larger of bytes over 4.1 TB/s (what a copy reaches) and operations over 790 TFLOP/s (what a large bf16
-product reaches), for each of dense products, experts, attention and head, added up. Experts are MXFP4 with uniform
-routing. Rivals are the rows of bench/results/rivals.csv, the fastest of each configuration.
+product reaches; products in FP8 twice as much), for each of dense products, experts, attention and head, added up.
+Routing is uniform; experts are read at four bits in every format. Rivals are the rows of bench/results/rivals.csv, the fastest of each configuration.
 """
 import csv
 import pathlib
@@ -17,23 +17,25 @@ COLUMNS = ["date", "commit", "machine", "driver", "model", "format", "phase", "t
            "median_ms", "p10_ms", "p90_ms", "roofline_ms", "rival", "rival_ms"]
 MODELS = {"gpt-oss-120b": (36, 128), "gpt-oss-20b": (24, 32)}
 NO_ROOM = "does not fit"  # in place of a median: weights and pages of the case exceed the device's memory
-BYTES_S, FLOP_S, PRICE = 4.1e12, 790e12, 3.0
+BYTES_S, FLOP_S, FP8_FLOP_S, PRICE = 4.1e12, 790e12, 1580e12, 3.0
 DENSE, EXPERT, HEAD = 26.54e6, 24.88e6, 579.1e6  # parameters
 EXPERT_BYTES = EXPERT * 0.53125
 
 
-def roofline_ms(model, phase, batch, context, tp=1, dp=1):
+def roofline_ms(model, format, phase, batch, context, tp=1, dp=1):
     """Of a rank: its share of heads and head for the tokens of its group, its share of experts for all tokens."""
     layers, experts = MODELS[model]
+    expert_flop_s = FP8_FLOP_S if format.startswith("fp8") else FLOP_S
+    dense_bytes, dense_flop_s = (1, FP8_FLOP_S) if format.endswith("-dense8") else (2, FLOP_S)
     tokens = batch if phase == "decode" else context
     used = experts * (1 - (1 - 4 / experts) ** tokens)
-    moe = max(used * EXPERT_BYTES / BYTES_S, 2 * 4 * EXPERT * tokens / FLOP_S) / (tp * dp)
+    moe = max(used * EXPERT_BYTES / BYTES_S, 2 * 4 * EXPERT * tokens / expert_flop_s) / (tp * dp)
     batch = -(-batch // dp)
     tokens = batch if phase == "decode" else context
-    dense = max(DENSE * 2 / BYTES_S, 2 * DENSE * tokens / FLOP_S) / tp
+    dense = max(DENSE * dense_bytes / BYTES_S, 2 * DENSE * tokens / dense_flop_s) / tp
     if phase == "decode":
         full, window = batch * context * 2048 / BYTES_S, batch * min(context, 128) * 2048 / BYTES_S
-        head = max(HEAD * 2 / BYTES_S, 2 * HEAD * batch / FLOP_S)
+        head = max(HEAD * dense_bytes / BYTES_S, 2 * HEAD * batch / dense_flop_s)
     else:
         full = 4 * 4096 * context * context / 2 / FLOP_S
         window = 4 * 4096 * context * min(context, 128) / FLOP_S
@@ -53,7 +55,8 @@ def draw(rows, path):
     lines = {}
     for r in rows:
         if r["phase"] == "decode" and r["context"] == "8192" and r["ep"] == "1" and r["median_ms"] != NO_ROOM:
-            for name, ms in ((r["model"], r["median_ms"]), (r["model"] + " " + r["rival"], r["rival_ms"])):
+            ours = r["model"] + ("" if r["format"] == "mxfp4" else " " + r["format"])
+            for name, ms in ((ours, r["median_ms"]), (r["model"] + " " + r["rival"], r["rival_ms"])):
                 if ms:
                     ms = float(ms)
                     cost = PRICE / 3600 * ms / 1e3 / int(r["batch"]) * 1e6
@@ -63,7 +66,7 @@ def draw(rows, path):
     width, height, pad = 760, 460, 60
     points = [p for line in lines.values() for p in line.values()]
     top_x, top_y = max(p[0] for p in points) * 1.05, max(p[1] for p in points) * 1.05
-    colours = ["#0b6", "#888", "#06c", "#c80", "#c06", "#640"]
+    colours = ["#0b6", "#888", "#06c", "#c80", "#c06", "#640", "#609", "#099", "#c33"]
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
            f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
     for i in range(6):
@@ -94,13 +97,13 @@ def main():
     for name in sys.argv[1:]:
         with open(name) as f:
             for values in csv.reader(f):
-                row = dict(zip(COLUMNS, values))
-                sizes = [int(row[k]) for k in ("batch", "context", "tp", "dp")]
-                row["roofline_ms"] = f'{roofline_ms(row["model"], row["phase"], *sizes):.3f}'
-                rival = find_rival(rivals, row)
-                row["rival"] = f'{rival["engine"]} {rival["moe_backend"]}' if rival else ""
-                row["rival_ms"] = rival["median_ms"] if rival else ""
-                rows.append(row)
+                rows.append(dict(zip(COLUMNS, values)))
+    for row in rows:
+        sizes = [int(row[k]) for k in ("batch", "context", "tp", "dp")]
+        row["roofline_ms"] = f'{roofline_ms(row["model"], row["format"], row["phase"], *sizes):.3f}'
+        rival = find_rival(rivals, row)
+        row["rival"] = f'{rival["engine"]} {rival["moe_backend"]}' if rival else ""
+        row["rival_ms"] = rival["median_ms"] if rival else ""
     with open(table, "w") as f:
         out = csv.DictWriter(f, COLUMNS, lineterminator="\n")
         out.writeheader()
@@ -109,9 +112,9 @@ def main():
     for r in rows:
         newest[tuple(r[k] for k in ("model", "format", "phase", "tp", "dp", "batch", "context"))] = r
     draw(list(newest.values()), HERE / "h200-decode.svg")
-    print(f"{'model':13} {'tp':>2} {'dp':>2} {'phase':8} {'batch':>5} {'context':>7} {'ms':>12} {'roofline':>9} {'rival':>9}")
+    print(f"{'model':13} {'format':12} {'tp':>2} {'dp':>2} {'phase':8} {'batch':>5} {'context':>7} {'ms':>12} {'roofline':>9} {'rival':>9}")
     for r in newest.values():
-        print(f"{r['model']:13} {r['tp']:>2} {r['dp']:>2} {r['phase']:8} {r['batch']:>5} {r['context']:>7} {r['median_ms']:>12.12} "
+        print(f"{r['model']:13} {r['format']:12} {r['tp']:>2} {r['dp']:>2} {r['phase']:8} {r['batch']:>5} {r['context']:>7} {r['median_ms']:>12.12} "
               f"{float(r['roofline_ms']):9.3f} {r['rival_ms']:>9}")
 
 
