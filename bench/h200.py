@@ -9,6 +9,7 @@ product reaches; products in FP8 twice as much), for each of dense products, exp
 Routing is uniform; experts are read at four bits in every format. Rivals are the rows of bench/results/rivals.csv, the fastest of each configuration.
 """
 import csv
+import math
 import pathlib
 import sys
 
@@ -50,42 +51,67 @@ def find_rival(rivals, row):
     return min(same, key=lambda r: float(r["median_ms"]), default=None)
 
 
-def draw(rows, path):
-    """Tokens a second for one user against dollars for a million tokens, decode at context 8192."""
+def lines_of(rows):
+    """{(model, name): {batch: (tokens a second for one user, dollars for a million tokens)}} of decode at context 8192 on one
+    rank; the name is a format, or the engine of a rival."""
     lines = {}
     for r in rows:
         if r["phase"] == "decode" and r["context"] == "8192" and r["ep"] == "1" and r["median_ms"] != NO_ROOM:
-            ours = r["model"] + ("" if r["format"] == "mxfp4" else " " + r["format"])
-            for name, ms in ((ours, r["median_ms"]), (r["model"] + " " + r["rival"], r["rival_ms"])):
+            for name, ms in ((r["format"], r["median_ms"]), (r["rival"].split(" ")[0], r["rival_ms"])):
                 if ms:
                     ms = float(ms)
                     cost = PRICE / 3600 * ms / 1e3 / int(r["batch"]) * 1e6
-                    lines.setdefault(name, {})[int(r["batch"])] = (1e3 / ms, cost)
+                    lines.setdefault((r["model"], name), {})[int(r["batch"])] = (1e3 / ms, cost)
+    return lines
+
+
+def axis(values, begin, end):
+    """A logarithmic scale from the first of 1, 2, 5 times a power of ten below all values to the first above: a function from
+    value to place, and the marks."""
+    marks = [m * 10.0 ** e for e in range(-4, 7) for m in (1, 2, 5)]
+    low = max(m for m in marks if m <= min(values))
+    high = min(m for m in marks if m >= max(values))
+    span = math.log(high / low)
+    return (lambda v: begin + (end - begin) * math.log(v / low) / span), [m for m in marks if low <= m <= high]
+
+
+def draw(rows, path):
+    """Tokens a second for one user against dollars for a million tokens: a colour for each model, rivals dashed."""
+    lines = lines_of(rows)
     if not lines:
         return
-    width, height, pad = 760, 460, 60
+    width, height, pad = 760, 520, 60
     points = [p for line in lines.values() for p in line.values()]
-    top_x, top_y = max(p[0] for p in points) * 1.05, max(p[1] for p in points) * 1.05
-    colours = ["#0b6", "#888", "#06c", "#c80", "#c06", "#640", "#609", "#099", "#c33"]
+    place_x, marks_x = axis([p[0] for p in points], pad, width - pad)
+    place_y, marks_y = axis([p[1] for p in points], height - pad, pad)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
            f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
-    for i in range(6):
-        x, y = pad + (width - 2 * pad) * i / 5, height - pad - (height - 2 * pad) * i / 5
-        out.append(f'<text x="{x:.0f}" y="{height - pad + 18}" text-anchor="middle">{top_x * i / 5:.0f}</text>'
-                   f'<text x="{pad - 6}" y="{y:.0f}" text-anchor="end">{top_y * i / 5:.2f}</text>'
-                   f'<line x1="{pad}" x2="{width - pad}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
+    for m in marks_x:
+        out.append(f'<text x="{place_x(m):.0f}" y="{height - pad + 18}" text-anchor="middle">{m:g}</text>'
+                   f'<line x1="{place_x(m):.0f}" x2="{place_x(m):.0f}" y1="{pad}" y2="{height - pad}" stroke="#eee"/>')
+    for m in marks_y:
+        out.append(f'<text x="{pad - 6}" y="{place_y(m) + 4:.0f}" text-anchor="end">{m:g}</text>'
+                   f'<line x1="{pad}" x2="{width - pad}" y1="{place_y(m):.0f}" y2="{place_y(m):.0f}" stroke="#eee"/>')
     out.append(f'<text x="{width / 2}" y="{height - 14}" text-anchor="middle">tokens a second for one user</text>'
-               f'<text x="{pad}" y="{pad - 24}">$ a million output tokens, one H200 at ${PRICE:.2f} an hour, '
-               f'context 8192; numbers are batch sizes</text>')
-    for i, (name, line) in enumerate(sorted(lines.items())):
-        c = colours[i % len(colours)]
-        xy = [(pad + (width - 2 * pad) * s / top_x, height - pad - (height - 2 * pad) * d / top_y, b)
-              for b, (s, d) in sorted(line.items())]
-        out.append(f'<polyline fill="none" stroke="{c}" stroke-width="2" points="'
+               f'<text x="{pad}" y="{pad - 36}">$ a million output tokens, one H200 at ${PRICE:.2f} an hour, context 8192</text>'
+               f'<text x="{pad}" y="{pad - 18}">numbers are batch sizes; lower and further right is better</text>')
+    colours = {("gpt-oss-120b", "mxfp4"): "#06c", ("gpt-oss-120b", "mxfp4-dense8"): "#0ac", ("gpt-oss-120b", "fp8"): "#639",
+               ("gpt-oss-20b", "mxfp4"): "#c60", ("gpt-oss-20b", "mxfp4-dense8"): "#ea0", ("gpt-oss-20b", "fp8"): "#a33"}
+    for i, ((model, name), line) in enumerate(sorted(lines.items())):
+        ours = (model, name) in colours
+        c = colours.get((model, name)) or ("#889" if model == "gpt-oss-120b" else "#a98")
+        label = f"{model}, " + (f"damask, {name}" if ours else name)
+        xy = [(place_x(s), place_y(d), b) for b, (s, d) in sorted(line.items())]
+        dash = "" if ours else ' stroke-dasharray="6 4"'
+        out.append(f'<polyline fill="none" stroke="{c}" stroke-width="2"{dash} points="'
                    + " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in xy) + '"/>')
-        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{c}"/><text x="{x + 5:.1f}" y="{y - 5:.1f}" '
-                f'fill="{c}">{b}</text>' for x, y, b in xy]
-        out.append(f'<text x="{width - pad}" y="{pad + 16 * i}" text-anchor="end" fill="{c}">{name}</text>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{c}"/>' for x, y, _ in xy]
+        if name == "mxfp4" or not ours:  # the other formats' points stand right beside these
+            out += [f'<text x="{x + (6 if ours else -6):.1f}" y="{y + (12 if ours else -5):.1f}" fill="{c}" '
+                    f'text-anchor="{"start" if ours else "end"}">{b}</text>' for x, y, b in xy]
+        y = height - pad - 16 * (len(lines) - i) + 4
+        out.append(f'<line x1="{width - pad - 268}" x2="{width - pad - 240}" y1="{y - 4}" y2="{y - 4}" stroke="{c}" '
+                   f'stroke-width="2"{dash}/><text x="{width - pad - 232}" y="{y}" fill="{c}">{label}</text>')
     path.write_text("\n".join(out) + "\n</svg>\n")
 
 
