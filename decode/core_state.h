@@ -1,5 +1,5 @@
 /* The decode core's own structures, shared by its files and nobody else: core.c (doors), admit.c (from a
- * request to its pages), sequence.c (a sequence's states), step.c (steps). */
+ * request to its pages), tickets.c (the receiver's news of them), sequence.c (a sequence's states), step.c (steps). */
 #pragma once
 
 #include <stdatomic.h>
@@ -145,8 +145,10 @@ void dmk_decode_fork_ready(struct dmk_decode_core *core);
 struct seq *dmk_decode_victim(struct dmk_decode_core *core, uint32_t group);
 
 /* admit.c */
-struct dmk_receiver_events dmk_decode_receiver_events(struct dmk_decode_core *core);
 void dmk_decode_ticket_prepare(struct dmk_decode_core *core);
+
+/* tickets.c */
+struct dmk_receiver_events dmk_decode_receiver_events(struct dmk_decode_core *core);
 
 static inline void dmk_decode_emit(struct dmk_decode_core *core, const struct request *request,
                                    struct dmk_decode_event *event)

@@ -1,4 +1,4 @@
-/* What the files of this folder share: worker.c (boot, turns, drain, end), routers.c (streams), blocks.c
+/* What the files of this folder share: worker.c (boot, turns, drain, end), engine_load.c, routers.c (streams), blocks.c
  * (prefixes told to routers), metrics.c, admin.c (HTTP). */
 #pragma once
 
@@ -93,6 +93,11 @@ struct dmk_worker {
 void dmk_worker__kick(struct dmk_worker *w);
 bool dmk_worker__stuck(const struct dmk_worker *w);
 const char *dmk_worker__role_name(const struct dmk_worker *w);
+
+/* engine_load.c: on the engine's thread */
+/* Opens it, and sees that it computes: only then is the worker ready. Fills port, open_status and open_error. */
+void dmk_worker__engine_open(void *worker);
+void dmk_worker__engine_close(void *worker);
 
 /* routers.c */
 int dmk_worker__routers_listen(struct dmk_worker *w, struct dmk_error *reterr);
