@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/base/assert.h"
-#include "common/base/clock.h"
 
 /* A sequence more in a group's steps weighs as much as this many prompt tokens that need no computing. */
 #define SEQUENCE_TOKENS 256
