@@ -282,8 +282,8 @@ static struct options parse(int argc, char **argv)
     }
     o.preset = o.model ? "checkpoint" : o.preset;
     if (optind < argc || o.runs > MAX_RUNS ||
-        (strcmp(o.experts, "fp8") && strcmp(o.experts, "mxfp4")) ||
-        (strcmp(o.dense, "fp8") && strcmp(o.dense, "bf16"))) {
+        (strcmp(o.experts, "fp8") != 0 && strcmp(o.experts, "mxfp4") != 0) ||
+        (strcmp(o.dense, "fp8") != 0 && strcmp(o.dense, "bf16") != 0)) {
         fputs(usage, stderr);
         exit(2);
     }
