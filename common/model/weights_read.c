@@ -29,7 +29,8 @@ struct read_file {
 
 /* [experts][rows][groups] of scales. */
 struct read_scales {
-    const char *path, *tensor;
+    const struct read_file *file;
+    const char *tensor;
     const uint8_t *data;
     uint64_t n, rows, groups, first_expert;
 };
@@ -175,22 +176,32 @@ static uint8_t largest(const uint8_t *data, uint64_t n)
     return most;
 }
 
+/* Another thread may still be at the piece that they lie in, so they are brought in here too, which costs nothing where
+ * they are. */
 static void look_at_scales(struct reader *r, const struct read_scales *s)
 {
-    const uint8_t most = largest(s->data, s->n);
-    const uint8_t *at = s->n ? memchr(s->data, most, s->n) : NULL;
     struct dmk_error error = {0};
     struct dmk_scale_top top;
+    const int status =
+        s->n ? fault_in(s->file, (size_t)(s->data - s->file->bytes.data), s->n, &error) : 0;
+
+    if (status < 0) {
+        fail(r, status, &error);
+        return;
+    }
+    const uint8_t most = largest(s->data, s->n);
+    const uint8_t *at = s->n ? memchr(s->data, most, s->n) : NULL;
 
     if (!at) {
         return;
     }
     const uint64_t row = (uint64_t)(at - s->data) / s->groups;
 
-    top = (struct dmk_scale_top){most, s->path, s->tensor, s->first_expert + row / s->rows,
+    top = (struct dmk_scale_top){most, s->file->path, s->tensor, s->first_expert + row / s->rows,
                                  row % s->rows};
     if (most == 255) {
-        fail(r, dmk_scale_refused(s->path, s->tensor, top.expert, top.row, most, &error), &error);
+        fail(r, dmk_scale_refused(s->file->path, s->tensor, top.expert, top.row, most, &error),
+             &error);
         return;
     }
     (void)pthread_mutex_lock(&r->lock);
@@ -274,7 +285,7 @@ static void add_file(struct reader *r, const struct dmk_safetensors *file,
         const struct dmk_tensor *t = dmk_safetensors_at(file, i);
 
         if (is_scales(t->name) && t->rank == 3 && t->dims[1] && t->dims[2]) {
-            r->scales[r->n_scales++] = (struct read_scales){r->files[r->n_files - 1].path,
+            r->scales[r->n_scales++] = (struct read_scales){&r->files[r->n_files - 1],
                                                             t->name,
                                                             t->data,
                                                             t->n_bytes,

@@ -283,14 +283,12 @@ static void test_wrong_tensors(void **state)
     mk_remove(dir);
 }
 
-/* A file that is cut off after it was opened is a sentence, not the end of the process. */
-static void test_cut_off_meanwhile(void **state)
+static void cut_off_meanwhile(void)
 {
     struct dmk_error err = {0};
     struct dmk_weights *w;
     char dir[64], path[96];
 
-    (void)state;
     mk_folder(dir);
     write_kind(dir, MK_HF, 1, false);
     (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
@@ -298,9 +296,18 @@ static void test_cut_off_meanwhile(void **state)
     assert_int_equal(truncate(path, 4096), 0);
     assert_int_equal(dmk_weights_prefault(w, &(struct dmk_weights_conf){.dir = dir}, &err),
                      -DMK_EIO);
-    assert_non_null(strstr(err.text, "model.safetensors: can not be read between bytes 0 and "));
+    assert_non_null(strstr(err.text, "model.safetensors: can not be read between bytes "));
     dmk_weights_close(&w);
     mk_remove(dir);
+}
+
+/* A file that is cut off after it was opened is a sentence, not the end of the process, whichever thread is first. */
+static void test_cut_off_meanwhile(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        cut_off_meanwhile();
+    }
 }
 
 int main(void)
