@@ -1,4 +1,4 @@
-/* Numbers of the dense products in FP8: E4M3 codes, scales of weights and of activations.
+/* Numbers of the dense products in FP8: scales of weights and of activations, whose codes are those of kernels/dtype.h.
  *
  * Weights have one scale, a power of two, for each block of 128 x 128, which is kept once for each 64 of its rows, so
  * that a rank may own half of a block. Activations have one for each row and 128 channels. Where K falls into
@@ -12,32 +12,11 @@
 #include <stdint.h>
 #include "kernels/dtype.h"
 
-#define DMK_FP8_GROUP      128 /* columns, and rows of a weight, that share a scale */
-#define DMK_FP8_SCALE_ROWS 64  /* rows of a weight for which it is kept */
+#define DMK_FP8_SCALE_ROWS 64 /* rows of a weight for which a scale is kept */
 
 static inline uint32_t dmk_fp8_groups(uint32_t k)
 {
-    return (k + DMK_FP8_GROUP - 1) / DMK_FP8_GROUP;
-}
-
-/* Nearest code, ties to even; above 448 the largest, a NaN stays one. */
-static inline uint8_t dmk_fp8_code(float x)
-{
-    const uint32_t bits = dmk_f32_bits(x), mag = bits & 0x7fffffffu;
-    const uint32_t normal = ((mag + 0x7ffffu + (mag >> 20 & 1)) >> 20) - (120u << 3);
-    /* Below 2^-6 a unit is 2^-9: adding 2^23 rounds to it. */
-    const uint32_t small = dmk_f32_bits(dmk_f32_from_bits(mag) * 512.0f + 0x1p23f) & 15;
-    uint32_t code = mag < 0x3c800000u ? small : normal;
-    code = mag >= 0x43e00000u ? 0x7e : code;
-    code = mag > 0x7f800000u ? 0x7f : code;
-    return (uint8_t)(bits >> 24 & 0x80) | (uint8_t)code;
-}
-
-/* The number of a code that is not NaN. */
-static inline float dmk_fp8_value(uint8_t code)
-{
-    const float x = dmk_f32_from_bits((uint32_t)(code & 0x7f) << 20) * 0x1p120f;
-    return code & 0x80 ? -x : x;
+    return (k + DMK_FP8_BLOCK - 1) / DMK_FP8_BLOCK;
 }
 
 /* The scale of activations whose largest magnitude has these bits (as an integer, so that a NaN is the largest), and
@@ -62,7 +41,7 @@ static inline float dmk_fp8_quantise(const uint16_t *x, uint32_t n, uint8_t *ret
     }
     dmk_fp8_scale(top, &scale, &inverse);
     for (uint32_t i = 0; i < n; i++) {
-        ret_codes[i] = dmk_fp8_code(dmk_bf16_to_f32(x[i]) * inverse);
+        ret_codes[i] = dmk_f32_to_e4m3(dmk_bf16_to_f32(x[i]) * inverse);
     }
     return scale;
 }

@@ -145,38 +145,6 @@ float dmk_mxfp4_packed_value(const uint8_t *packed, uint32_t rows, uint32_t cols
     return ldexpf(dmk_e2m1_to_f32(code), field - 127 - 126);
 }
 
-float dmk_e4m3_to_f32(uint8_t code)
-{
-    int exponent = code >> 3 & 15, mantissa = code & 7;
-    float x = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
-    if ((code & 0x7f) == 0x7f) {
-        x = NAN;
-    }
-    return code & 0x80 ? -x : x;
-}
-
-uint8_t dmk_f32_to_e4m3(float x)
-{
-    uint8_t sign = signbit(x) ? 0x80 : 0;
-    float a = fabsf(x);
-    if (isnan(x)) {
-        return sign | 0x7f;
-    }
-    if (a == 0.0f) {
-        return sign;
-    }
-    if (a >= 464.0f) { /* halfway to the first number that is not there */
-        return sign | 0x7e;
-    }
-    int exponent;
-    (void)frexpf(a, &exponent); /* a = f * 2^exponent, f in [0.5, 1) */
-    exponent = exponent < -5 ? -5 : exponent;
-    /* Units of the last place of this octave; rounding up into the next one lands on its first code. */
-    int units = (int)rintf(ldexpf(a, 4 - exponent));
-    int code = (exponent + 5) * 8 + units;
-    return sign | (uint8_t)(code > 0x7e ? 0x7e : code);
-}
-
 /* Largest and smallest scale of the groups of a 128 x 128 block that are not all zero. */
 static void block_range(const uint8_t *blocks, const uint8_t *scales, uint32_t rows, uint32_t cols,
                         uint32_t row0, uint32_t col0, int *ret_min, int *ret_max)

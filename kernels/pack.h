@@ -33,8 +33,6 @@ extern "C" {
 #define DMK_MXPACK_STAGE_BYTES 32640
 #define DMK_MXPACK_MAX_SCALE   128 /* the multiplier 2^(scale - 1) has to be a bf16 number */
 
-#define DMK_FP8_BLOCK 128 /* rows and columns that share a scale */
-
 #define DMK_FP8PACK_CODE_BYTES  8192
 #define DMK_FP8PACK_PIECE_BYTES 8704
 /* A group's byte is 8 * (its shift - the lowest). */
@@ -65,12 +63,6 @@ size_t dmk_mxfp4_to_fp8(const uint8_t *blocks, const uint8_t *scales, uint32_t r
  * a group of 32 is not of MXFP4; cols is a multiple of 32. */
 bool dmk_fp8_to_mxfp4(const uint8_t *codes, const float *scales, uint32_t rows, uint32_t cols,
                       uint8_t *ret_blocks, uint8_t *ret_scales);
-
-/* A code as a number; 0x7f and 0xff are NaN. */
-float dmk_e4m3_to_f32(uint8_t code);
-
-/* Nearest code, ties to even; above 448 the largest, a NaN stays one. */
-uint8_t dmk_f32_to_e4m3(float x);
 
 /* As dmk_mxfp4_pack, with the scales of the blocks. The numbers are those of dmk_mxfp4_to_fp8, which also says what is
  * returned. */

@@ -131,7 +131,7 @@ static int open_dense(struct dmk_engine *engine, struct dmk_rank *rank, struct d
                              "dense weights in FP8 are not supported on backend '%s'",
                              engine->conf.backend);
     }
-    if (rank->backend->ops->async && k % DMK_FP8_GROUP != 0) {
+    if (rank->backend->ops->async && k % DMK_FP8_BLOCK != 0) {
         return dmk_error_set(reterr, -DMK_ENOTSUP,
                              "dense weights in FP8 on backend '%s' need an even number of query "
                              "heads for a KV head, not %u",

@@ -12,12 +12,12 @@
 
 #define MAX_PARTS    8 /* ranks that rows lie with */
 #define PER_LAYER    4
-#define SCALE_BLOCKS (DMK_FP8_GROUP / DMK_FP8_SCALE_ROWS)
+#define SCALE_BLOCKS (DMK_FP8_BLOCK / DMK_FP8_SCALE_ROWS)
 
 /* A matrix [n_rows][n_slices * k] of the model in parts of rows, and the share of it that shall become FP8. */
 struct matrix {
     const uint16_t *part[MAX_PARTS];
-    uint32_t begin[MAX_PARTS + 1]; /* rows where parts begin, and n_rows */
+    uint32_t begin[MAX_PARTS + 1]; /* rows where parts begin, then n_rows to the end */
     uint64_t stride;
     uint32_t n_slices, k;
     uint32_t first, n; /* the share */
@@ -41,16 +41,6 @@ static const uint16_t *row_of(const struct matrix *m, uint32_t row)
         p++;
     }
     return m->part[p] + (row - m->begin[p]) * m->stride;
-}
-
-static uint32_t last_row(const struct matrix *m)
-{
-    uint32_t p = 0;
-
-    while (p < MAX_PARTS && m->begin[p + 1] > m->begin[p]) {
-        p++;
-    }
-    return m->begin[p];
 }
 
 /* n columns from col on of the rows [row, end), of which those of the share become codes under the block's scale. */
@@ -80,7 +70,7 @@ static float make_block(struct matrix *m, uint32_t row, uint32_t end, uint32_t c
         uint8_t *codes = m->codes + (uint64_t)(r - m->first) * m->k * m->n_slices + col;
 
         for (uint32_t c = 0; c < n; c++) {
-            codes[c] = dmk_fp8_code(dmk_bf16_to_f32(x[c]) * inverse);
+            codes[c] = dmk_f32_to_e4m3(dmk_bf16_to_f32(x[c]) * inverse);
         }
     }
     return scale;
@@ -90,14 +80,14 @@ static void make_rows(const void *jobs, uint32_t i)
 {
     const struct job *job = (const struct job *)jobs + i;
     struct matrix *m = job->m;
-    const uint32_t n_groups = dmk_fp8_groups(m->k), n_rows = last_row(m);
-    const uint32_t end = job->row + DMK_FP8_GROUP < n_rows ? job->row + DMK_FP8_GROUP : n_rows;
+    const uint32_t n_groups = dmk_fp8_groups(m->k), n_rows = m->begin[MAX_PARTS];
+    const uint32_t end = job->row + DMK_FP8_BLOCK < n_rows ? job->row + DMK_FP8_BLOCK : n_rows;
     const uint32_t low = m->first / DMK_FP8_SCALE_ROWS,
                    high = (m->first + m->n - 1) / DMK_FP8_SCALE_ROWS;
 
     for (uint32_t g = 0; g < n_groups * m->n_slices; g++) {
-        const uint32_t at = g % n_groups * DMK_FP8_GROUP;
-        const uint32_t n = m->k - at < DMK_FP8_GROUP ? m->k - at : DMK_FP8_GROUP;
+        const uint32_t at = g % n_groups * DMK_FP8_BLOCK;
+        const uint32_t n = m->k - at < DMK_FP8_BLOCK ? m->k - at : DMK_FP8_BLOCK;
         const float scale = make_block(m, job->row, end, g / n_groups * m->k + at, n);
 
         for (uint32_t b = 0; b < SCALE_BLOCKS; b++) {
@@ -214,8 +204,8 @@ static uint32_t add_jobs(struct matrix *m, struct job *jobs)
     if (m->n == 0) {
         return 0;
     }
-    for (uint32_t row = m->first / DMK_FP8_GROUP * DMK_FP8_GROUP; row < m->first + m->n;
-         row += DMK_FP8_GROUP) {
+    for (uint32_t row = m->first / DMK_FP8_BLOCK * DMK_FP8_BLOCK; row < m->first + m->n;
+         row += DMK_FP8_BLOCK) {
         if (jobs) {
             jobs[n] = (struct job){m, row};
         }

@@ -9,7 +9,7 @@
 #include "kernels/fp8.h"
 
 #define ROWS8       2
-#define GROUP8_MOST (DMK_FP8_GROUP / DMK_K_BLOCK) /* blocks of a group */
+#define GROUP8_MOST (DMK_FP8_BLOCK / DMK_K_BLOCK) /* blocks of a group */
 
 struct linear8_task {
     const struct dmk_linear_fp8_args *a;
@@ -26,8 +26,8 @@ static void quantise8_item(const void *args, uint32_t item, void *scratch)
     float *scales = a->x_scales + (uint64_t)item * n_groups * a->n_slices;
     (void)scratch;
     for (uint32_t s = 0; s < a->n_slices; s++) {
-        for (uint32_t at = 0; at < a->k; at += DMK_FP8_GROUP) {
-            const uint32_t n = a->k - at < DMK_FP8_GROUP ? a->k - at : DMK_FP8_GROUP;
+        for (uint32_t at = 0; at < a->k; at += DMK_FP8_BLOCK) {
+            const uint32_t n = a->k - at < DMK_FP8_BLOCK ? a->k - at : DMK_FP8_BLOCK;
             *scales++ = dmk_fp8_quantise(x, n, codes);
             x += n;
             codes += n;

@@ -112,29 +112,7 @@ template <int TN> __global__ void __launch_bounds__(160) few_kernel(const __grid
         dmk_pdl_wait(); /* before this kernel's first write */
     }
     const uint32_t out = blockIdx.x * 64 + warp * 16 + lane / 4, row = blockIdx.z * TN + lane % 4 * 2;
-    if (job.n_pieces == 1) {
-        if (warp < 4) {
-#pragma unroll
-            for (int r = 0; r < TN / 2; r++) {
-                store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8, d[r]);
-            }
-        }
-        return;
-    }
-    if (warp < 4) {
-        asm volatile("bar.sync 1, 128;" ::: "memory"); /* all have read their last stage */
-#pragma unroll
-        for (int r = 0; r < TN / 2; r++) {
-            s->parts[r][threadIdx.x] = d[r];
-        }
-    }
-    cluster_sync();
-    /* The registers are shared out among the blocks. */
-    for (uint32_t r = blockIdx.y; r < TN / 2 && warp < 4; r += job.n_pieces) {
-        store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8,
-                add_pieces(&s->parts[r][threadIdx.x], job.n_pieces, job.tree));
-    }
-    cluster_sync(); /* nobody leaves while its memory is read */
+    finish_few<TN>(job, s->parts, d, out, row);
 }
 
 template <int TN> static void launch_few(struct dmk_stream *stream, const struct job &job)

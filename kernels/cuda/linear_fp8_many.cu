@@ -91,29 +91,6 @@ template <int BN> __device__ __forceinline__ struct tile tile_at(const struct jo
     return t;
 }
 
-/* One thread. */
-template <int BN> __device__ __forceinline__ void load_tiles(const struct job &job, struct ring r)
-{
-    const uint32_t n_tiles = job.n_row_tiles * job.n_out_tiles, bytes = (job.x_rows + BN) * 128;
-    uint32_t n_begun = 0; /* stages so far, up to a whole ring */
-    dmk_pdl_wait();
-    for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
-        const struct tile t = tile_at<BN>(job, i);
-        for (uint32_t step = 0; step < job.n_steps; step++) {
-            uint8_t *stage = r.base + r.at * r.bytes;
-            uint64_t *full = &r.control->full[r.at];
-            if (n_begun >= r.n) {
-                dmk_mbar_wait(&r.control->empty[r.at], r.phase ^ 1);
-            }
-            n_begun += n_begun < r.n;
-            dmk_mbar_expect(full, bytes);
-            dmk_tma_load_2d(stage, &job.x, full, (int32_t)(step * STEP), (int32_t)t.row);
-            dmk_tma_load_2d(stage + ROWS * 128, &job.w, full, (int32_t)(step * STEP), (int32_t)t.out);
-            advance(&r);
-        }
-    }
-}
-
 /* One warp. Its copies count for a stage's barrier when they have arrived, as those of the copy engine do. */
 template <int BN>
 __device__ __forceinline__ void load_scales(const struct job &job, struct ring r, struct stage_scales<BN> *scales)
@@ -171,46 +148,6 @@ __device__ __forceinline__ void run_chain(float (&sum)[BN / 2], struct ring *r, 
     }
 }
 
-/* Pieces from left to right. */
-template <int BN>
-__device__ __forceinline__ void run_pieces(float (&sum)[BN / 2], struct ring *r, const struct job &job,
-                                           const struct stage_scales<BN> *scales, uint32_t a_at, uint32_t b_at)
-{
-    run_chain<BN>(sum, r, scales, job.piece_steps, a_at, b_at);
-#pragma unroll 1
-    for (uint32_t i = job.piece_steps; i < job.n_steps; i += job.piece_steps) {
-        float d[BN / 2];
-        run_chain<BN>(d, r, scales, min(job.n_steps - i, job.piece_steps), a_at, b_at);
-        add_all(sum, d);
-    }
-}
-
-/* The tree over 2, 4 or 8 chains, with the places of linear_many.cu. */
-template <int BN>
-__device__ __forceinline__ void run_tree(float (&d)[BN / 2], struct ring *r, const struct job &job,
-                                         const struct stage_scales<BN> *scales, uint32_t a_at, uint32_t b_at,
-                                         float4 *two, float4 *four)
-{
-    float left[BN / 2];
-#pragma unroll 1
-    for (uint32_t pair = 0; pair < job.n_pieces / 2; pair++) {
-        run_chain<BN>(left, r, scales, job.piece_steps, a_at, b_at);
-        run_chain<BN>(d, r, scales, job.piece_steps, a_at, b_at);
-        add_all(d, left);
-        if (job.n_pieces == 2) {
-            return;
-        }
-        if (pair % 2 == 0) {
-            put_all(two, d);
-            continue;
-        }
-        add_put(d, two);
-        if (job.n_pieces == 8) {
-            pair == 1 ? put_all(four, d) : add_put(d, four);
-        }
-    }
-}
-
 /* Outputs that begin at an odd one: pairs may be half outside on either side. */
 template <int BN>
 __device__ __forceinline__ void store_odd(const struct job &job, const float (&d)[BN / 2], struct tile t)
@@ -239,7 +176,7 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
     if (group == 2) {
         dmk_regs_drop<40>();
         if (warp == 8 && lane == 0) {
-            load_tiles<BN>(job, ring);
+            load_tiles<STEP>(job, ring, (job.x_rows + BN) * 128, [&](uint32_t i) { return tile_at<BN>(job, i); });
         } else if (warp == 9) {
             load_scales<BN>(job, ring, scales);
         }
@@ -249,16 +186,17 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
     dmk_pdl_wait(); /* before this kernel's first write */
     const uint32_t a_at = group * 64 * 8, b_at = ROWS * 8, n_tiles = job.n_row_tiles * job.n_out_tiles;
     uint8_t *mine = side + warp * side_bytes<BN, SUM>();
+    const auto chain = [&](float (&d)[BN / 2], uint32_t n) { run_chain<BN>(d, &ring, scales, n, a_at, b_at); };
     for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
         float d[BN / 2];
         const struct tile t = tile_at<BN>(job, i);
         if constexpr (SUM == TREE) {
             float4 *four = (float4 *)job.scratch + (blockIdx.x * 8 + warp) * (BN / 8 * 32) + lane;
-            run_tree<BN>(d, &ring, job, scales, a_at, b_at, (float4 *)mine + lane, four);
+            run_tree(d, job, (float4 *)mine + lane, four, chain);
         } else if constexpr (SUM == PIECES) {
-            run_pieces<BN>(d, &ring, job, scales, a_at, b_at);
+            run_pieces(d, job, chain);
         } else {
-            run_chain<BN>(d, &ring, scales, job.n_steps, a_at, b_at);
+            chain(d, job.n_steps);
         }
         if (job.first % 2 == 1) {
             store_odd<BN>(job, d, {t.row + warp * 16, t.out});
@@ -305,23 +243,11 @@ void dmk_cuda_linear_fp8_many(const struct dmk_linear_fp8_args *args, struct dmk
 {
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     struct job job = {};
+    begin_job(&job, args, s, pieces, STEP, args->first);
     job.w_scales = args->w_scales;
     job.x_scales = args->x_scales;
-    job.bias = args->bias;
-    job.y_bf16 = args->y_bf16;
-    job.y_f32 = args->y_f32;
-    job.scratch = (float *)s->workspace;
-    job.y_stride = args->y_stride;
-    job.n_rows = args->n_rows;
-    job.n_out = args->n_out;
     job.first = args->first;
-    job.n_pieces = pieces.n;
-    job.piece_steps = pieces.steps;
-    job.n_steps = dmk_ceil_div(args->k * args->n_slices, STEP);
     job.x_rows = args->n_rows < ROWS ? dmk_ceil_div(args->n_rows, 8) * 8 : ROWS;
-    const uintptr_t y = args->y_bf16 ? (uintptr_t)args->y_bf16 : (uintptr_t)args->y_f32;
-    job.pairs = args->n_out % 2 == 0 && args->y_stride % 2 == 0 && y % (args->y_bf16 ? 4 : 8) == 0;
-    job.wide = args->y_bf16 && args->n_out % 8 == 0 && args->first % 8 == 0 && args->y_stride % 8 == 0 && y % 16 == 0;
     if (pieces.tree) {
         launch_width<TREE>(s, args, job);
     } else if (pieces.n > 1) {

@@ -5,6 +5,7 @@
  * that what the chip reads at a time stays in the second-level cache. The last rows' tile begins where it is full,
  * since boxes that are mostly outside are slow: rows that two tiles have get the same bits from both. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/linear_tiles.cuh"
 #include "kernels/cuda/wgmma.h"
 
@@ -38,30 +39,6 @@ template <int BN> __device__ __forceinline__ void multiply(float (&d)[BN / 2], u
     dmk_wgmma_commit();
 }
 
-/* One thread. */
-template <int BN> __device__ __forceinline__ void load_tiles(const struct job &job, struct ring r)
-{
-    const uint32_t n_tiles = job.n_row_tiles * job.n_out_tiles;
-    uint32_t n_begun = 0; /* stages so far, up to a whole ring */
-    dmk_pdl_wait();
-    for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
-        const struct tile t = find_tile<BN>(job, i);
-        for (uint32_t step = 0; step < job.n_steps; step++) {
-            uint8_t *stage = r.base + r.at * r.bytes;
-            uint64_t *full = &r.control->full[r.at];
-            if (n_begun >= r.n) {
-                dmk_mbar_wait(&r.control->empty[r.at], r.phase ^ 1);
-            }
-            n_begun += n_begun < r.n;
-            dmk_mbar_expect(full, r.bytes);
-            dmk_tma_load_2d(stage, &job.x, full, (int32_t)(step * STEP), (int32_t)t.row);
-            dmk_tma_load_2d(stage + ROWS * 128, &job.w, full, (int32_t)(step * STEP),
-                            (int32_t)t.out);
-            advance(&r);
-        }
-    }
-}
-
 /* Begins the products of the next stage, and returns which it is. */
 template <int BN, bool FIRST>
 __device__ __forceinline__ uint32_t begin_stage(float (&d)[BN / 2], struct ring *r, uint32_t a_at, uint32_t b_at)
@@ -90,47 +67,6 @@ __device__ __forceinline__ void run_chain(float (&d)[BN / 2], struct ring *r, ui
     release(r, last);
 }
 
-/* Pieces from left to right. */
-template <int BN>
-__device__ __forceinline__ void run_pieces(float (&sum)[BN / 2], struct ring *r, const struct job &job, uint32_t a_at,
-                                           uint32_t b_at)
-{
-    run_chain<BN>(sum, r, job.piece_steps, a_at, b_at);
-#pragma unroll 1
-    for (uint32_t i = job.piece_steps; i < job.n_steps; i += job.piece_steps) {
-        float d[BN / 2];
-        run_chain<BN>(d, r, min(job.n_steps - i, job.piece_steps), a_at, b_at);
-        add_all(sum, d);
-    }
-}
-
-/* The tree over 2, 4 or 8 chains. Registers hold the chain under way and its left neighbour; the
- * pair to the left waits in shared memory (two), the four to the left in device memory (four), that is the
- * second-level cache. */
-template <int BN>
-__device__ __forceinline__ void run_tree(float (&d)[BN / 2], struct ring *r, const struct job &job,
-                                         uint32_t a_at, uint32_t b_at, float4 *two, float4 *four)
-{
-    float left[BN / 2];
-#pragma unroll 1
-    for (uint32_t pair = 0; pair < job.n_pieces / 2; pair++) {
-        run_chain<BN>(left, r, job.piece_steps, a_at, b_at);
-        run_chain<BN>(d, r, job.piece_steps, a_at, b_at);
-        add_all(d, left);
-        if (job.n_pieces == 2) {
-            return;
-        }
-        if (pair % 2 == 0) {
-            put_all(two, d);
-            continue;
-        }
-        add_put(d, two);
-        if (job.n_pieces == 8) {
-            pair == 1 ? put_all(four, d) : add_put(d, four);
-        }
-    }
-}
-
 template <int BN, enum sum SUM>
 __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ struct job job)
 {
@@ -142,25 +78,26 @@ __global__ void __launch_bounds__(384, 1) many_kernel(const __grid_constant__ st
     begin_ring(&ring, 1);
     dmk_pdl_next();
     if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        dmk_regs_drop<40>();
         if (warp == 8 && lane == 0) {
-            load_tiles<BN>(job, ring);
+            load_tiles<STEP>(job, ring, ring.bytes, [&](uint32_t i) { return find_tile<BN>(job, i); });
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    dmk_regs_raise<232>();
     dmk_pdl_wait(); /* before this kernel's first write */
     const uint32_t a_at = group * 64 * 8, b_at = ROWS * 8, n_tiles = job.n_row_tiles * job.n_out_tiles;
     uint8_t *mine = side + warp * side_bytes<BN, SUM>();
+    const auto chain = [&](float (&d)[BN / 2], uint32_t n) { run_chain<BN>(d, &ring, n, a_at, b_at); };
     for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
         float d[BN / 2];
         if constexpr (SUM == TREE) {
             float4 *four = (float4 *)job.scratch + (blockIdx.x * 8 + warp) * (BN / 8 * 32) + lane;
-            run_tree<BN>(d, &ring, job, a_at, b_at, (float4 *)mine + lane, four);
+            run_tree(d, job, (float4 *)mine + lane, four, chain);
         } else if constexpr (SUM == PIECES) {
-            run_pieces<BN>(d, &ring, job, a_at, b_at);
+            run_pieces(d, job, chain);
         } else {
-            run_chain<BN>(d, &ring, job.n_steps, a_at, b_at);
+            chain(d, job.n_steps);
         }
         const struct tile t = find_tile<BN>(job, i);
         store_tile<BN>(job, d, mine, {t.row + warp * 16, t.out});
@@ -194,19 +131,7 @@ void dmk_cuda_linear_many(const struct dmk_linear_args *args, struct dmk_cuda_pi
     static const uint32_t whole[3] = {256, 128, 64}, two_sets[3] = {160, 128, 64}, tree[3] = {192, 160, 96};
     struct dmk_cuda_stream *s = dmk_cuda_of(stream);
     struct job job = {};
-    job.bias = args->bias;
-    job.y_bf16 = args->y_bf16;
-    job.y_f32 = args->y_f32;
-    job.scratch = (float *)s->workspace;
-    job.y_stride = args->y_stride;
-    job.n_rows = args->n_rows;
-    job.n_out = args->n_out;
-    job.n_pieces = pieces.n;
-    job.piece_steps = pieces.steps;
-    job.n_steps = dmk_ceil_div(args->k * args->n_slices, STEP);
-    const uintptr_t y = args->y_bf16 ? (uintptr_t)args->y_bf16 : (uintptr_t)args->y_f32;
-    job.pairs = args->n_out % 2 == 0 && args->y_stride % 2 == 0 && y % (args->y_bf16 ? 4 : 8) == 0;
-    job.wide = args->y_bf16 && args->n_out % 8 == 0 && args->y_stride % 8 == 0 && y % 16 == 0;
+    begin_job(&job, args, s, pieces, STEP, 0);
     const uint32_t n_row_tiles = dmk_ceil_div(args->n_rows, ROWS);
     if (pieces.tree) {
         switch (choose(s, n_row_tiles, args->n_out, tree, 16)) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/hopper.cuh"
 
 #define MAX_PIECES 8 /* blocks of a cluster */
 
@@ -56,6 +57,38 @@ __device__ __forceinline__ float add_pieces(const float *place, uint32_t n, uint
         sum = i < n ? sum + p[i] : sum;
     }
     return sum;
+}
+
+/* The end of a block of few rows: the sums of its warps that multiply (0 to 3) become results, at once or with those of
+ * the cluster's other pieces. parts: shared memory that all of them are done with at a barrier. */
+template <int TN, typename J>
+__device__ __forceinline__ void finish_few(const J &job, float (&parts)[TN / 2][128], const float (&sum)[TN / 2],
+                                           uint32_t out, uint32_t row)
+{
+    const uint32_t warp = threadIdx.x / 32;
+    if (job.n_pieces == 1) {
+        if (warp < 4) {
+#pragma unroll
+            for (int r = 0; r < TN / 2; r++) {
+                store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8, sum[r]);
+            }
+        }
+        return;
+    }
+    if (warp < 4) {
+        dmk_named_barrier(1, 128); /* all have read their last stage */
+#pragma unroll
+        for (int r = 0; r < TN / 2; r++) {
+            parts[r][threadIdx.x] = sum[r];
+        }
+    }
+    cluster_sync();
+    /* The registers are shared out among the blocks. */
+    for (uint32_t r = blockIdx.y; r < TN / 2 && warp < 4; r += job.n_pieces) {
+        store_y(job, r / 4 * 8 + row + r % 2, out + r % 4 / 2 * 8,
+                add_pieces(&parts[r][threadIdx.x], job.n_pieces, job.tree));
+    }
+    cluster_sync(); /* nobody leaves while its memory is read */
 }
 
 /* How many pieces a weight's k falls into: enough blocks of 64 outputs for the chip, pieces of equal length. */

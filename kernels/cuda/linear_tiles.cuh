@@ -183,12 +183,95 @@ template <int N> __device__ __forceinline__ void add_put(float (&d)[N], const fl
     }
 }
 
+/* Copies the stages of a block's tiles, STEP columns and `bytes` each; place(i) is where tile i begins. One thread. */
+template <int STEP, typename J, typename P>
+__device__ __forceinline__ void load_tiles(const J &job, struct ring r, uint32_t bytes, const P &place)
+{
+    const uint32_t n_tiles = job.n_row_tiles * job.n_out_tiles;
+    uint32_t n_begun = 0; /* stages so far, up to a whole ring */
+    dmk_pdl_wait();
+    for (uint32_t i = blockIdx.x; i < n_tiles; i += gridDim.x) {
+        const struct tile t = place(i);
+        for (uint32_t step = 0; step < job.n_steps; step++) {
+            uint8_t *stage = r.base + r.at * r.bytes;
+            uint64_t *full = &r.control->full[r.at];
+            if (n_begun >= r.n) {
+                dmk_mbar_wait(&r.control->empty[r.at], r.phase ^ 1);
+            }
+            n_begun += n_begun < r.n;
+            dmk_mbar_expect(full, bytes);
+            dmk_tma_load_2d(stage, &job.x, full, (int32_t)(step * STEP), (int32_t)t.row);
+            dmk_tma_load_2d(stage + ROWS * 128, &job.w, full, (int32_t)(step * STEP), (int32_t)t.out);
+            advance(&r);
+        }
+    }
+}
+
+/* Pieces from left to right; chain(d, n) makes d the sum of the next n steps. */
+template <int N, typename J, typename C>
+__device__ __forceinline__ void run_pieces(float (&sum)[N], const J &job, const C &chain)
+{
+    chain(sum, job.piece_steps);
+#pragma unroll 1
+    for (uint32_t i = job.piece_steps; i < job.n_steps; i += job.piece_steps) {
+        float d[N];
+        chain(d, min(job.n_steps - i, job.piece_steps));
+        add_all(sum, d);
+    }
+}
+
+/* The tree over 2, 4 or 8 chains. Registers hold the chain under way and its left neighbour; the
+ * pair to the left waits in shared memory (two), the four to the left in device memory (four), that is the
+ * second-level cache. */
+template <int N, typename J, typename C>
+__device__ __forceinline__ void run_tree(float (&d)[N], const J &job, float4 *two, float4 *four, const C &chain)
+{
+    float left[N];
+#pragma unroll 1
+    for (uint32_t pair = 0; pair < job.n_pieces / 2; pair++) {
+        chain(left, job.piece_steps);
+        chain(d, job.piece_steps);
+        add_all(d, left);
+        if (job.n_pieces == 2) {
+            return;
+        }
+        if (pair % 2 == 0) {
+            put_all(two, d);
+            continue;
+        }
+        add_put(d, two);
+        if (job.n_pieces == 8) {
+            pair == 1 ? put_all(four, d) : add_put(d, four);
+        }
+    }
+}
+
 enum sum { WHOLE, PIECES, TREE };
 
 /* A warp's own shared memory: sums put aside, and bf16 results on their way out. */
 template <int BN, enum sum SUM> __host__ __device__ constexpr uint32_t side_bytes()
 {
     return SUM == TREE ? BN / 8 * 512 : 1024;
+}
+
+/* What jobs take from their arguments whatever the format; `first`: outputs in front of the rank's own in its first tile. */
+template <typename J, typename A>
+void begin_job(J *job, const A *args, const struct dmk_cuda_stream *s, struct dmk_cuda_pieces pieces, uint32_t step,
+               uint32_t first)
+{
+    const uintptr_t y = args->y_bf16 ? (uintptr_t)args->y_bf16 : (uintptr_t)args->y_f32;
+    job->bias = args->bias;
+    job->y_bf16 = args->y_bf16;
+    job->y_f32 = args->y_f32;
+    job->scratch = (float *)s->workspace;
+    job->y_stride = args->y_stride;
+    job->n_rows = args->n_rows;
+    job->n_out = args->n_out;
+    job->n_pieces = pieces.n;
+    job->piece_steps = pieces.steps;
+    job->n_steps = dmk_ceil_div(args->k * args->n_slices, step);
+    job->pairs = args->n_out % 2 == 0 && args->y_stride % 2 == 0 && y % (args->y_bf16 ? 4 : 8) == 0;
+    job->wide = args->y_bf16 && args->n_out % 8 == 0 && first % 8 == 0 && args->y_stride % 8 == 0 && y % 16 == 0;
 }
 
 /* The width that costs least: rounds of tiles over the chip, each as long as it is wide and `more`. */

@@ -97,7 +97,7 @@ __device__ __forceinline__ void quantise(const uint32_t (&z)[N / 8], const float
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         uint32_t token = 8 * i + 2 * t;
-        uint32_t pair = e4m3_pair(__uint_as_float(z[i] << 16) * inv[token],
+        uint32_t pair = dmk_e4m3_pair(__uint_as_float(z[i] << 16) * inv[token],
                                   __uint_as_float(z[i] & 0xffff0000u) * inv[token + 1]);
         uint32_t piece = channel / 16, in = channel % 16;
         image[token * 128 + (piece ^ (2 * t)) * 16 + in] = (uint8_t)pair;

@@ -1,8 +1,9 @@
 /* What the steps of the FP8 experts share: how tokens are cut into tiles, numbers, launching. */
 #pragma once
 
-#include "kernels/cuda/moe.h"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/moe.h"
 
 /* Step 0 of dmk_moe_fp8_step (moe_quant.cu). */
 cudaError_t dmk_moe_fp8_quantise(const struct dmk_moe_layer_args *args, const struct dmk_moe_fp8_layout *layout,
@@ -20,14 +21,6 @@ __device__ __forceinline__ void quant_scales(float amax, float *scale, float *in
     amax = fmaxf(amax, 0x1p-100f);
     *scale = __fdiv_rn(amax, 448.0f);
     *inv = __fdiv_rn(448.0f, amax);
-}
-
-/* lo in the low byte */
-__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi)
-{
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
-    return pair;
 }
 
 /* Where a block's scale of a position stands: the four that a thread needs of 16 tokens lie together. */

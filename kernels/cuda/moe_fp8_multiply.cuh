@@ -51,8 +51,8 @@ __device__ __forceinline__ void issue(float (&raw)[N / 2], const uint32_t (&a)[1
 __device__ __forceinline__ uint2 codes_of(int shift)
 {
     const float one = __uint_as_float((uint32_t)(127 + shift) << 23);
-    return make_uint2(e4m3_pair(0.0f, 0.5f * one) | e4m3_pair(one, 1.5f * one) << 16,
-                      e4m3_pair(2.0f * one, 3.0f * one) | e4m3_pair(4.0f * one, 6.0f * one) << 16);
+    return make_uint2(dmk_e4m3_pair(0.0f, 0.5f * one) | dmk_e4m3_pair(one, 1.5f * one) << 16,
+                      dmk_e4m3_pair(2.0f * one, 3.0f * one) | dmk_e4m3_pair(4.0f * one, 6.0f * one) << 16);
 }
 
 /* Bytes of b:a by the nibbles of `which`; unlike __byte_perm's these are not masked, so their fourth bits are zero. */

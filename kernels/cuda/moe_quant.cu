@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(QUANT_THREADS) moe_fp8_quantise(const __grid_c
             }
             quant_scales(amax, &scale, &inv);
             uint2 q;
-            q.x = e4m3_pair(f[0] * inv, f[1] * inv) | e4m3_pair(f[2] * inv, f[3] * inv) << 16;
-            q.y = e4m3_pair(f[4] * inv, f[5] * inv) | e4m3_pair(f[6] * inv, f[7] * inv) << 16;
+            q.x = dmk_e4m3_pair(f[0] * inv, f[1] * inv) | dmk_e4m3_pair(f[2] * inv, f[3] * inv) << 16;
+            q.y = dmk_e4m3_pair(f[4] * inv, f[5] * inv) | dmk_e4m3_pair(f[6] * inv, f[7] * inv) << 16;
             for (uint32_t i = 0; i < p.k && kb < n_kb; i++) {
                 if (position[i] == 0xffffffffu) {
                     continue;

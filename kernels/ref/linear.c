@@ -72,12 +72,12 @@ static float dot_fp8(const uint8_t *w, const float *w_scales, const uint8_t *x,
 {
     float total[DMK_LANES] = {0};
     for (uint32_t group = 0; group < dmk_fp8_groups(k); group++) {
-        const uint32_t first = group * DMK_FP8_GROUP;
-        const uint32_t end = k - first < DMK_FP8_GROUP ? k : first + DMK_FP8_GROUP;
+        const uint32_t first = group * DMK_FP8_BLOCK;
+        const uint32_t end = k - first < DMK_FP8_BLOCK ? k : first + DMK_FP8_BLOCK;
         float lane[DMK_LANES] = {0};
         for (uint32_t i = first; i < end; i++) {
             const uint32_t l = i % DMK_K_BLOCK / 2;
-            lane[l] = fmaf(dmk_fp8_value(w[i]), dmk_fp8_value(x[i]), lane[l]);
+            lane[l] = fmaf(dmk_e4m3_to_f32(w[i]), dmk_e4m3_to_f32(x[i]), lane[l]);
         }
         const float scale = w_scales[group] * x_scales[group];
         for (uint32_t l = 0; l < DMK_LANES; l++) {
@@ -93,10 +93,10 @@ static void quantise_row(const struct dmk_linear_fp8_args *a, uint32_t row)
     const uint64_t k = (uint64_t)a->k * a->n_slices, groups = (uint64_t)n_groups * a->n_slices;
     for (uint32_t s = 0; s < a->n_slices; s++) {
         for (uint32_t g = 0; g < n_groups; g++) {
-            const uint32_t at = g * DMK_FP8_GROUP, left = a->k - at;
+            const uint32_t at = g * DMK_FP8_BLOCK, left = a->k - at;
             const uint64_t col = (uint64_t)s * a->k + at;
             a->x_scales[row * groups + s * n_groups + g] = dmk_fp8_quantise(
-                a->x + row * a->x_stride + col, left < DMK_FP8_GROUP ? left : DMK_FP8_GROUP,
+                a->x + row * a->x_stride + col, left < DMK_FP8_BLOCK ? left : DMK_FP8_BLOCK,
                 a->x_codes + row * k + col);
         }
     }

@@ -78,7 +78,7 @@ def test_a_case_without_room_is_a_row_and_no_point(h200, monkeypatch, tmp_path):
     run(h200, monkeypatch, raw)
     table = newest(rows_of(h200.HERE / "h200.csv"))
     none = table["gpt-oss-120b", "mxfp4", "decode", "1", "1", "64", "8192"]
-    assert none["median_ms"] == "does not fit" and float(none["roofline_ms"]) > 15
+    assert none["median_ms"] == "does not fit" and float(none["roofline_ms"]) > 18
     measured = table["gpt-oss-20b", "mxfp4", "decode", "1", "1", "1", "8192"]
     assert (measured["median_ms"], measured["rival"]) == ("1.5", "vllm-0.25.1 triton")
     after = (h200.HERE / "h200-decode.svg").read_text()

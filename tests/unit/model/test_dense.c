@@ -13,7 +13,7 @@
 #include "common/base/rng.h"
 #include "common/model/engine_internal.h"
 #include "common/model/weights_internal.h"
-#include "kernels/pack.h"
+#include "kernels/dtype.h"
 #include "tests/unit/model/memory.h"
 
 /* Three blocks of the head, whose rows ranks cut where no block of FP8 ends; K of two groups, the last not full. */
