@@ -114,6 +114,10 @@ struct dmk_step_picked {
     double sum; /* of exp(logit - max) over the row */
 };
 
+/* Where pages of a rank lie that has so many of the model's KV heads; how many pages there are is the caller's to say. */
+struct dmk_kv_layout dmk_engine_page_layout(const struct dmk_shape *shape, uint32_t kv_head_first,
+                                            uint32_t n_local_heads);
+
 /* reterr names file, tensor and cause, or the option that is out of bounds. */
 int dmk_engine_open(const struct dmk_engine_conf *conf, struct dmk_engine **ret,
                     struct dmk_error *reterr);

@@ -8,19 +8,26 @@
 /* What a device's driver, graphs and transport take beside the engine's own memory. */
 #define DEVICE_EXTRA ((uint64_t)1 << 30)
 
+struct dmk_kv_layout dmk_engine_page_layout(const struct dmk_shape *shape, uint32_t kv_head_first,
+                                            uint32_t n_local_heads)
+{
+    return (struct dmk_kv_layout){
+        .n_full_layers = dmk_shape_n_full_layers(shape),
+        .n_window_layers = dmk_shape_n_window_layers(shape),
+        .n_kv_heads = shape->n_kv_heads,
+        .kv_head_first = kv_head_first,
+        .n_local_heads = n_local_heads,
+        .page_bytes = 2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t),
+    };
+}
+
 static struct dmk_kv_layout page_layout(const struct dmk_rank *rank)
 {
-    const struct dmk_shape *s = &rank->engine->shape;
-    return (struct dmk_kv_layout){
-        .n_full_layers = dmk_shape_n_full_layers(s),
-        .n_window_layers = dmk_shape_n_window_layers(s),
-        .n_kv_heads = s->n_kv_heads,
-        .kv_head_first = rank->shard.kv_head_first,
-        .n_local_heads = rank->shard.n_kv_heads,
-        .page_bytes = 2 * DMK_PAGE_TOKENS * DMK_HEAD_DIM * sizeof(uint16_t),
-        .n_full_pages = rank->engine->conf.n_full_pages,
-        .n_window_pages = rank->engine->conf.n_window_pages,
-    };
+    struct dmk_kv_layout layout = dmk_engine_page_layout(
+        &rank->engine->shape, rank->shard.kv_head_first, rank->shard.n_kv_heads);
+    layout.n_full_pages = rank->engine->conf.n_full_pages;
+    layout.n_window_pages = rank->engine->conf.n_window_pages;
+    return layout;
 }
 
 static int alloc_stage(struct dmk_rank *rank, struct dmk_error *reterr)

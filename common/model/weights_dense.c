@@ -153,6 +153,7 @@ static struct matrix rows_matrix(const struct dmk_weights *w, struct dmk_layout 
                        .name = names[what]};
     uint32_t n_parts = 0, end = 0;
 
+    dmk_assert(layout.tp <= MAX_PARTS); /* as dmk_layout_check has seen */
     for (uint32_t i = 0; i < layout.tp; i++) {
         uint32_t begin;
 

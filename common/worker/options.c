@@ -3,8 +3,7 @@
 #include "common/kv/layout.h"
 #include "common/model/checkpoint.h"
 #include "common/model/config.h"
-
-#define PAGE_BYTES (2u * DMK_PAGE_TOKENS * DMK_HEAD_DIM * (uint32_t)sizeof(uint16_t))
+#include "common/model/engine.h"
 
 #define AT(field) offsetof(struct dmk_worker_conf, field)
 
@@ -163,13 +162,9 @@ int dmk_worker_options_size_pools(struct dmk_worker_conf *c, uint32_t n_sequence
     if (r < 0) {
         return r;
     }
-    layout = (struct dmk_kv_layout){
-        .n_full_layers = dmk_shape_n_full_layers(&shape),
-        .n_window_layers = dmk_shape_n_window_layers(&shape),
-        .n_local_heads = shape.n_kv_heads > c->tp ? shape.n_kv_heads / c->tp : 1,
-        .page_bytes = PAGE_BYTES,
-        .n_full_pages = c->full_pages,
-    };
+    layout =
+        dmk_engine_page_layout(&shape, 0, shape.n_kv_heads > c->tp ? shape.n_kv_heads / c->tp : 1);
+    layout.n_full_pages = c->full_pages;
     if (dmk_kv_fit(&layout, bytes, n_sequences) < 0) {
         return dmk_error_set(reterr, -DMK_EINVAL,
                              "kv-memory is %llu bytes: the smallest pools for %u sequences take "
