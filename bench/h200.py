@@ -45,7 +45,10 @@ def roofline_ms(model, format, phase, batch, context, tp=1, dp=1):
 
 
 def find_rival(rivals, row):
-    same = [r for r in rivals if r["machine"] == "H200" and all(r[k] == row[k] for k in ("model", "phase", "batch"))
+    """The fastest on as many devices, however it spreads experts over them."""
+    n = int(row["tp"]) * int(row["dp"])
+    machine = "H200" if n == 1 else f"H200x{n}"
+    same = [r for r in rivals if r["machine"] == machine and all(r[k] == row[k] for k in ("model", "phase", "batch"))
             and (r["context"] == row["context"] or (r["context"] == "130000" and row["context"] == "131072"))
             and r["tp"] == row["tp"] and row["dp"] == "1"]
     return min(same, key=lambda r: float(r["median_ms"]), default=None)

@@ -124,3 +124,24 @@ def test_numbers_of_the_page_are_those_of_the_table():
                 return t[("gpt-oss-" + model, form, phase, "1", "1", *sizes)][column]
             check_row(cells, head[1:], pick, table, n_seen)
     assert n_seen[0] > 60
+
+
+def test_numbers_of_ranks_are_those_of_the_table():
+    table = newest(rows_of(RESULTS / "h200.csv"))
+    text = (ROOT / "docs" / "PERF.md").read_text()
+    lines = text[text.index("**What ranks cost.**"):].split("\n\n")[1].strip().splitlines()
+    head = [int(c.split()[-1]) for c in lines[0].strip("|").split("|")[1:]]
+    rows = {"tp 2": ("2", "1", "median_ms"), "roofline of a rank": ("2", "1", "roofline_ms"),
+            "rival, tp 2": ("2", "1", "rival_ms"), "dp 2": ("1", "2", "median_ms")}
+    n_seen = [0]
+    for line in lines[2:]:
+        name, *cells = line.strip("|").split("|")
+        if name.strip() in rows:
+            tp, dp, column = rows[name.strip()]
+
+            def pick(t, size):
+                what = ("mxfp4", "decode", tp, dp, str(size), "8192") if size < 1024 else \
+                    ("fp8", "prefill", tp, dp, "1", str(size))
+                return t[("gpt-oss-120b", *what)][column]
+            check_row(cells, head, pick, table, n_seen)
+    assert n_seen[0] == 22
