@@ -20,14 +20,20 @@ struct answer {
     struct dmk_buf out; /* events to be written, or the body */
 };
 
-/* Further header lines. retry_after_s: 0 = none. */
-static void put_headers(struct dmk_buf *out, const char *request_id, uint32_t retry_after_s)
+/* seconds: 0 = not said. */
+static void put_retry_after(struct dmk_buf *out, uint32_t seconds)
 {
-    if (request_id) {
-        dmk_buf_printf(out, "x-request-id: %s\r\n", request_id);
+    if (seconds > 0) {
+        dmk_buf_printf(out, "Retry-After: %u\r\n", seconds);
     }
-    if (retry_after_s > 0) {
-        dmk_buf_printf(out, "Retry-After: %u\r\n", retry_after_s);
+}
+
+static void put_timeline(struct dmk_buf *out, const struct answer *a, struct dmk_str timeline)
+{
+    if (a->wants_timeline) {
+        dmk_buf_puts(out, "x-damask-timeline: ");
+        dmk_buf_append_str(out, timeline);
+        dmk_buf_puts(out, "\r\n");
     }
 }
 
@@ -45,26 +51,6 @@ static const char *take_header(const struct dmk_http_req *req, const char *name,
     return to;
 }
 
-#define ID_BYTES 132 /* of a request's id, with its end */
-
-static const char *take_id(const struct dmk_http_req *req, char to[ID_BYTES])
-{
-    return take_header(req, "x-request-id", to, ID_BYTES, dmk_request_id_is_valid);
-}
-
-void dmk_http_front__respond(struct dmk_http_req *req, unsigned status, const char *type,
-                             const char *lines, struct dmk_str body)
-{
-    char id[ID_BYTES];
-    struct dmk_buf headers;
-
-    dmk_buf_init(&headers, 0);
-    put_headers(&headers, take_id(req, id), 0);
-    dmk_buf_puts(&headers, lines ? lines : "");
-    dmk_http_respond(req, status, type, headers.data, body);
-    dmk_buf_fini(&headers);
-}
-
 void dmk_http_front__refuse(struct dmk_router *router, struct dmk_http_req *req,
                             const struct dmk_api_error *error, const char *lines)
 {
@@ -75,9 +61,8 @@ void dmk_http_front__refuse(struct dmk_router *router, struct dmk_http_req *req,
     dmk_api_error_json(error, &body);
     dmk_buf_init(&headers, 0);
     dmk_buf_puts(&headers, lines ? lines : "");
-    put_headers(&headers, NULL, error->retry_after_s);
-    dmk_http_front__respond(req, error->status, DMK_HTTP_FRONT__JSON, headers.data,
-                            dmk_buf_str(&body));
+    put_retry_after(&headers, error->retry_after_s);
+    dmk_http_respond(req, error->status, DMK_HTTP_FRONT__JSON, headers.data, dmk_buf_str(&body));
     dmk_buf_fini(&headers);
     dmk_buf_fini(&body);
 }
@@ -86,13 +71,8 @@ void dmk_http_front__refuse(struct dmk_router *router, struct dmk_http_req *req,
 
 static void begin_stream(struct answer *a)
 {
-    struct dmk_buf headers;
-
-    dmk_buf_init(&headers, 0);
-    put_headers(&headers, dmk_request_id(a->request), 0);
-    dmk_buf_puts(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
-    dmk_http_begin(a->req, 200, "text/event-stream; charset=utf-8", headers.data);
-    dmk_buf_fini(&headers);
+    dmk_http_begin(a->req, 200, "text/event-stream; charset=utf-8",
+                   "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
     a->begun = true;
 }
 
@@ -179,12 +159,7 @@ static void front_done(void *ud, struct dmk_str timeline)
         end_stream(a);
     } else {
         dmk_buf_init(&headers, 0);
-        put_headers(&headers, dmk_request_id(a->request), 0);
-        if (a->wants_timeline) {
-            dmk_buf_puts(&headers, "x-damask-timeline: ");
-            dmk_buf_append_str(&headers, timeline);
-            dmk_buf_puts(&headers, "\r\n");
-        }
+        put_timeline(&headers, a, timeline);
         if (a->out.failed) {
             const struct dmk_api_error error = {.status = 500,
                                                 .type = "server_error",
@@ -223,12 +198,8 @@ static void front_fail(void *ud, const struct dmk_api_error *error, struct dmk_s
         struct dmk_buf headers;
 
         dmk_buf_init(&headers, 0);
-        put_headers(&headers, dmk_request_id(a->request), error->retry_after_s);
-        if (a->wants_timeline) {
-            dmk_buf_puts(&headers, "x-damask-timeline: ");
-            dmk_buf_append_str(&headers, timeline);
-            dmk_buf_puts(&headers, "\r\n");
-        }
+        put_retry_after(&headers, error->retry_after_s);
+        put_timeline(&headers, a, timeline);
         dmk_http_respond(a->req, error->status, DMK_HTTP_FRONT__JSON, headers.data,
                          dmk_buf_str(&body));
         dmk_buf_fini(&headers);
@@ -272,12 +243,13 @@ void dmk_http_front__start(struct dmk_router *router, struct dmk_http_req *req,
 {
     struct answer *a = calloc(1, sizeof(*a));
     struct dmk_api_error error;
-    char request_id[ID_BYTES];
+    char request_id[DMK_HTTP_MAX_ID_BYTES + 1];
     char traceparent[64];
     const struct dmk_request_conf conf = {
         .dialect = dialect,
         .body = dmk_http_body(req),
-        .request_id = take_id(req, request_id),
+        .request_id = take_header(req, "x-request-id", request_id, sizeof(request_id),
+                                  dmk_request_id_is_valid),
         .traceparent = take_header(req, "traceparent", traceparent, sizeof(traceparent),
                                    dmk_traceparent_is_valid),
         .front = &front,
@@ -291,6 +263,7 @@ void dmk_http_front__start(struct dmk_router *router, struct dmk_http_req *req,
         dmk_buf_init(&a->out, 0);
         if (dmk_request_id_check(dmk_http_header(req, "x-request-id"), &error) == 0 &&
             dmk_request_start(router->requests, &conf, &a->request, &error) == 0) {
+            dmk_http_set_id(req, dmk_request_id(a->request));
             dmk_http_on_gone(req, on_gone, a);
             return;
         }

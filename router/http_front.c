@@ -102,14 +102,14 @@ static void get_models(struct dmk_router *router, struct dmk_http_req *req, stru
         dmk_buf_fini(&body);
         return;
     }
-    dmk_http_front__respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&body));
+    dmk_http_respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
 static void get_openapi(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
 {
     (void)rest;
-    dmk_http_front__respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&router->openapi));
+    dmk_http_respond(req, 200, DMK_HTTP_FRONT__JSON, NULL, dmk_buf_str(&router->openapi));
 }
 
 static void get_health(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -119,8 +119,8 @@ static void get_health(struct dmk_router *router, struct dmk_http_req *req, stru
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_health(router, &body);
-    dmk_http_front__respond(req, dmk_router_is_ready(router) ? 200 : 503, DMK_HTTP_FRONT__JSON,
-                            NULL, dmk_buf_str(&body));
+    dmk_http_respond(req, dmk_router_is_ready(router) ? 200 : 503, DMK_HTTP_FRONT__JSON, NULL,
+                     dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -128,7 +128,7 @@ static void get_livez(struct dmk_router *router, struct dmk_http_req *req, struc
 {
     (void)router;
     (void)rest;
-    dmk_http_front__respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
+    dmk_http_respond(req, 200, "text/plain", NULL, dmk_str_from("ok\n"));
 }
 
 static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -136,12 +136,11 @@ static void get_readyz(struct dmk_router *router, struct dmk_http_req *req, stru
     const bool ready = dmk_router_is_ready(router);
 
     (void)rest;
-    dmk_http_front__respond(req, ready ? 200 : 503, "text/plain", NULL,
-                            dmk_str_from(ready ? "ok\n"
-                                         : router->draining
-                                             ? "draining\n"
-                                             : "no decode worker is up, or no prefill "
-                                               "worker where one is needed\n"));
+    dmk_http_respond(req, ready ? 200 : 503, "text/plain", NULL,
+                     dmk_str_from(ready              ? "ok\n"
+                                  : router->draining ? "draining\n"
+                                                     : "no decode worker is up, or no prefill "
+                                                       "worker where one is needed\n"));
 }
 
 static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, struct dmk_str rest)
@@ -151,8 +150,8 @@ static void get_metrics(struct dmk_router *router, struct dmk_http_req *req, str
     (void)rest;
     dmk_buf_init(&body, 0);
     dmk_admin_metrics(router, &body);
-    dmk_http_front__respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
-                            dmk_buf_str(&body));
+    dmk_http_respond(req, 200, "text/plain; version=0.0.4; charset=utf-8", NULL,
+                     dmk_buf_str(&body));
     dmk_buf_fini(&body);
 }
 
@@ -225,7 +224,7 @@ static bool check_method(const struct dmk_http_front *port, const struct route *
         return true;
     }
     if (dmk_str_is(method, "OPTIONS")) {
-        dmk_http_front__respond(req, 204, NULL, allow, dmk_str_from(""));
+        dmk_http_respond(req, 204, NULL, allow, dmk_str_from(""));
         return false;
     }
     (void)dmk_api_fail(&error, 405, "method_not_allowed", "this path takes %s only",

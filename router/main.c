@@ -140,6 +140,7 @@ static int start_http(struct program *p, struct dmk_error *reterr)
         .allow = "GET, HEAD, POST, OPTIONS",
         .origins = (const char *const *)p->conf.allowed_origins.items,
         .n_origins = p->conf.allowed_origins.n,
+        .takes_id = dmk_request_id_is_valid,
         .on_request = dmk_http_front_on_request,
         .on_error = dmk_http_front_on_error,
         .ud = &p->http_front,

@@ -17,6 +17,8 @@
 #include "common/base/error.h"
 #include "common/loop/loop.h"
 
+#define DMK_HTTP_MAX_ID_BYTES 128
+
 struct dmk_http_server;
 struct dmk_http_req;
 
@@ -38,6 +40,9 @@ struct dmk_http_conf {
      * words live as long as the server. */
     const char *const *origins;
     size_t n_origins;
+    /* Set: every answer has an x-request-id, whoever makes it: the one of dmk_http_set_id, else what the client
+     * sent where this says yes and its header was read, else one made here. NULL: answers have none. */
+    bool (*takes_id)(struct dmk_str id);
     void (*on_request)(void *ud, struct dmk_http_req *req);
     /* The body of an error that is answered here (status, one sentence) as application/json; NULL = the
      * sentence as text. */
@@ -67,6 +72,9 @@ struct dmk_bytes dmk_http_body(const struct dmk_http_req *req);
 /* "127.0.0.1:4711", for logs. */
 const char *dmk_http_peer(const struct dmk_http_req *req);
 void dmk_http_on_gone(struct dmk_http_req *req, void (*on_gone)(void *ud), void *ud);
+
+/* The x-request-id of the answer, where answers have one: 1 to DMK_HTTP_MAX_ID_BYTES that may stand in a header. */
+void dmk_http_set_id(struct dmk_http_req *req, const char *id);
 
 /* extra: further header lines, each with "\r\n", or NULL. After this req is gone. */
 void dmk_http_respond(struct dmk_http_req *req, unsigned status, const char *content_type,

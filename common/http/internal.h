@@ -51,7 +51,8 @@ struct dmk_http_req {
     struct dmk_http__span url;
     struct dmk_http__header headers[DMK_HTTP__MAX_HEADERS];
     size_t n_headers;
-    const char *method; /* static */
+    const char *method;                 /* static */
+    char id[DMK_HTTP_MAX_ID_BYTES + 1]; /* of dmk_http_set_id, or "" */
     bool is_head, is_http10, keep_alive;
     bool begun, chunked;
     void (*on_gone)(void *ud);

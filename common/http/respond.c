@@ -6,6 +6,7 @@
 #include <time.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 
 static struct dmk_str span_str(const struct dmk_http_req *req, struct dmk_http__span span)
 {
@@ -164,6 +165,35 @@ static const char *reason_of(unsigned status)
     return "Unknown";
 }
 
+void dmk_http_set_id(struct dmk_http_req *req, const char *id)
+{
+    const size_t len = strlen(id);
+
+    dmk_assert(len > 0 && len <= DMK_HTTP_MAX_ID_BYTES);
+    memcpy(req->id, id, len + 1);
+}
+
+/* Also an answer to what could not be read has a name by which one may speak of it. */
+static void put_id(const struct dmk_http_server *server, const struct dmk_http_req *req,
+                   struct dmk_buf *out)
+{
+    struct dmk_str id = req ? dmk_http_header(req, "x-request-id") : (struct dmk_str){0};
+    char made[33];
+
+    if (!server->conf.takes_id) {
+        return;
+    }
+    if (req && req->id[0]) {
+        id = dmk_str_from(req->id);
+    } else if (!id.data || !server->conf.takes_id(id)) {
+        dmk_id128_format(dmk_id128_random(), made);
+        id = dmk_str_from(made);
+    }
+    dmk_buf_puts(out, "x-request-id: ");
+    dmk_buf_append_str(out, id);
+    dmk_buf_puts(out, "\r\n");
+}
+
 void dmk_http__put_head(struct dmk_http_server *server, const struct dmk_http_req *req,
                         struct dmk_buf *out, unsigned status, const char *content_type,
                         const char *extra)
@@ -182,6 +212,7 @@ void dmk_http__put_head(struct dmk_http_server *server, const struct dmk_http_re
     if (content_type) {
         dmk_buf_printf(out, "Content-Type: %s\r\n", content_type);
     }
+    put_id(server, req, out);
     if (req) {
         dmk_http__cors_put(req, &server->conf, out);
     }

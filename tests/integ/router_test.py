@@ -95,6 +95,7 @@ class Router:
         r = c.getresponse()
         data = r.read()
         c.close()
+        assert r.getheader("x-request-id"), f"{method} {path}: {r.status} without an id"
         return r.status, dict((k.lower(), v) for k, v in r.getheaders()), data
 
     def get(self, path):

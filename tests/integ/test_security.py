@@ -649,6 +649,7 @@ def test_drops_of_a_request_end_with_408(workers, first):
                         got = s.recv(4096)
                         break
             assert got.startswith(b"HTTP/1.1 408") and time.monotonic() - start < 10
+            assert b"\r\nx-request-id: " in got
         assert r.chat()[0] == 200
 
 

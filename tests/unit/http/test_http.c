@@ -33,6 +33,7 @@ static uint16_t port;
 static atomic_int n_gone, n_requests, flood_error, n_connections;
 /* Short only where they are tested: nothing else fails when the machine stands still for a second. */
 static uint32_t idle_timeout_ms = 30000, request_timeout_ms = 30000;
+static bool (*takes_id)(struct dmk_str id);
 static sem_t done;
 
 static void on_gone(void *ud)
@@ -117,6 +118,9 @@ static void on_request(void *ud, struct dmk_http_req *req)
         dmk_http_abort(req);
     } else if (dmk_str_is(path, "/empty")) {
         dmk_http_end(req);
+    } else if (dmk_str_is(path, "/named")) {
+        dmk_http_set_id(req, "by-the-handler");
+        dmk_http_respond(req, 200, "text/plain", NULL, dmk_str_from("named"));
     } else if (dmk_str_is(path, "/204")) {
         dmk_http_respond(req, 204, NULL, NULL, dmk_str_from("not sent"));
     } else {
@@ -185,6 +189,8 @@ static void start(uint32_t max_connections)
         .max_write_bytes = MAX_WRITE,
         .idle_timeout_ms = idle_timeout_ms,
         .request_timeout_ms = request_timeout_ms,
+        .allow = takes_id ? "GET, POST" : NULL,
+        .takes_id = takes_id,
         .on_request = on_request,
     };
 
@@ -224,6 +230,31 @@ static int set_up_impatient(void **state)
     start(32);
     idle_timeout_ms = request_timeout_ms = 30000;
     return 0;
+}
+
+static bool is_mine(struct dmk_str id)
+{
+    return id.len == 6 && memcmp(id.data, "mine-", 5) == 0;
+}
+
+static int set_up_named(void **state)
+{
+    int rc;
+
+    takes_id = is_mine;
+    rc = set_up(state);
+    takes_id = NULL;
+    return rc;
+}
+
+static int set_up_named_impatient(void **state)
+{
+    int rc;
+
+    takes_id = is_mine;
+    rc = set_up_impatient(state);
+    takes_id = NULL;
+    return rc;
 }
 
 static int tear_down(void **state)
@@ -543,6 +574,81 @@ static void refuses_packed_bodies(void **state)
     }
 }
 
+/* The answer has one id: this one, or 32 digits when want is NULL. */
+static void assert_id(const char *want)
+{
+    static const char name[] = "\r\nx-request-id: ";
+    const char *id = strstr(answer, name);
+
+    assert_int_equal(count(name), 1);
+    id += sizeof(name) - 1;
+    if (want) {
+        assert_memory_equal(id, want, strlen(want));
+    }
+    assert_int_equal(strcspn(id, "\r"), want ? strlen(want) : 32);
+}
+
+/* Whoever makes the answer, and however little of the request was read: what the client sent comes back where its
+ * header was read. */
+static void every_answer_has_an_id(void **state)
+{
+    static const struct {
+        const char *request, *status, *id;
+    } cases[] = {
+        {"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", "200", NULL},
+        {"GET / HTTP/1.0\r\nX-Request-ID: mine-1\r\n\r\n", "200", "mine-1"},
+        {"GET / HTTP/1.0\r\nx-request-id: theirs\r\n\r\n", "200", NULL},
+        {"GET /named HTTP/1.0\r\nx-request-id: mine-1\r\n\r\n", "200", "by-the-handler"},
+        {"GET /stream HTTP/1.0\r\nx-request-id: mine-1\r\n\r\n", "200", "mine-1"},
+        {"GET /empty HTTP/1.0\r\nx-request-id: mine-1\r\n\r\n", "500", "mine-1"},
+        {"no HTTP\r\n\r\n", "400", NULL},
+        {"BREW / HTTP/1.1\r\nHost: h\r\nx-request-id: mine-1\r\n\r\n", "405", NULL},
+        {"GET / HTTP/1.1\r\nx-request-id: mine-1\r\n\r\n", "400", "mine-1"},
+        {"GET / HTTP/1.1\r\nx-request-id: mine-1\r\nbad header\r\n\r\n", "400", "mine-1"},
+        {"POST / HTTP/1.0\r\nx-request-id: mine-1\r\nContent-Length: 9999999\r\n\r\n", "413",
+         "mine-1"},
+        {"POST / HTTP/1.0\r\nx-request-id: mine-1\r\nContent-Encoding: br\r\n\r\n", "415",
+         "mine-1"},
+        {"GET / HTTP/1.1\r\nHost: h\r\nx-request-id: mine-1\r\nExpect: it\r\n\r\n", "417",
+         "mine-1"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        expect_status(port, cases[i].request, cases[i].status);
+        assert_id(cases[i].id);
+    }
+    fill_big('x', MAX_HEADER, "\r\n\r\n", "GET / HTTP/1.1\r\nx-request-id: mine-1\r\nX: ");
+    expect_status(port, big, "431");
+    assert_id("mine-1");
+    fill_big('x', MAX_HEADER, "\r\nx-request-id: mine-1\r\n\r\n", "GET / HTTP/1.1\r\nX: ");
+    expect_status(port, big, "431");
+    assert_id(NULL);
+    fill_big('x', MAX_HEADER, " HTTP/1.1\r\nx-request-id: mine-1\r\n\r\n", "GET /");
+    expect_status(port, big, "414");
+    assert_id(NULL);
+}
+
+static void what_is_late_or_one_too_many_has_an_id(void **state)
+{
+    int fds[33];
+
+    (void)state;
+    for (int i = 0; i < 33; i++) {
+        fds[i] = dial(port);
+    }
+    assert_true(read_until(fds[32], "\r\n\r\n") > 0);
+    assert_has("HTTP/1.1 503 ");
+    assert_id(NULL);
+    put_text(fds[0], "GET / HTTP/1.1\r\nx-request-id: mine-1\r\nHo");
+    assert_true(read_until(fds[0], "\r\n\r\n") > 0);
+    assert_has("HTTP/1.1 408 ");
+    assert_id("mine-1");
+    for (int i = 0; i < 33; i++) {
+        close(fds[i]);
+    }
+}
+
 static void slow_and_idle_clients_end(void **state)
 {
     int fd = dial(port);
@@ -776,6 +882,9 @@ int main(void)
         ON_SERVER(bounds_header_and_body),
         ON_SERVER(continues_on_request),
         ON_SERVER(refuses_packed_bodies),
+        cmocka_unit_test_setup_teardown(every_answer_has_an_id, set_up_named, tear_down),
+        cmocka_unit_test_setup_teardown(what_is_late_or_one_too_many_has_an_id,
+                                        set_up_named_impatient, tear_down),
         ON_IMPATIENT_SERVER(slow_and_idle_clients_end),
         ON_IMPATIENT_SERVER(client_gone_is_told),
         ON_SERVER(slow_reader_is_bounded),
