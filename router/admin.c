@@ -27,9 +27,9 @@ static void put_worker(struct dmk_buf *out, const struct dmk_worker *w)
     dmk_out_str(out, dmk_str_from(w->id));
     dmk_buf_puts(out, ",\"address\":");
     dmk_out_str(out, dmk_str_from(w->address));
-    dmk_buf_printf(out, ",\"up\":%s,\"draining\":%s,\"requests\":%u,\"tokens\":%llu",
-                   w->up ? "true" : "false", w->draining ? "true" : "false", w->n_requests,
-                   (unsigned long long)w->n_tokens);
+    dmk_buf_printf(out, ",\"up\":%s,\"draining\":%s,\"hangs\":%s,\"requests\":%u,\"tokens\":%llu",
+                   w->up ? "true" : "false", w->draining ? "true" : "false",
+                   w->hangs ? "true" : "false", w->n_requests, (unsigned long long)w->n_tokens);
     if (w->up) {
         /* As text: a 64-bit number is not safe in everybody's JSON. */
         dmk_buf_printf(

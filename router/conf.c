@@ -143,6 +143,11 @@ static const struct dmk_conf_option options[] = {
      "host names of workers are looked up again this often", AT(resolve_ms)},
     {"hello-timeout", DMK_CONF_MS, "5s", 10, 86400000, NULL, "longest wait for a worker's hello",
      AT(hello_timeout_ms)},
+    {"worker-silence", DMK_CONF_MS, "3s", 100, 86400000, NULL,
+     "a worker that has said nothing for this long, though it should (three of its load reports "
+     "are missing), gets "
+     "new requests only when there is no other",
+     AT(worker_silence_ms)},
     {"drain-settle", DMK_CONF_MS, "0s", 0, 3600000, NULL,
      "time after SIGTERM in which new requests are still taken, while /readyz says no and whoever "
      "sends them here learns of it; part of the drain limit",

@@ -50,6 +50,7 @@ struct dmk_router_conf {
     uint64_t idle_timeout_ms;
     uint64_t read_timeout_ms;
     uint64_t resolve_ms;
+    uint64_t worker_silence_ms;
     uint64_t hello_timeout_ms;
     uint64_t drain_settle_ms;
     uint64_t drain_limit_ms;

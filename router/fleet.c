@@ -15,7 +15,7 @@ const char *dmk_fleet__role_name(enum dmk_worker_role role)
 
 void dmk_fleet__count(struct dmk_fleet *fleet)
 {
-    uint32_t known[2] = {0}, up[2] = {0}, draining[2] = {0};
+    uint32_t known[2] = {0}, up[2] = {0}, draining[2] = {0}, hanging[2] = {0};
 
     for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
         const struct dmk_worker *w = fleet->workers[i];
@@ -24,12 +24,14 @@ void dmk_fleet__count(struct dmk_fleet *fleet)
             known[w->role]++;
             up[w->role] += w->up;
             draining[w->role] += w->up && w->draining;
+            hanging[w->role] += w->up && w->hangs;
         }
     }
     for (int i = 0; i < 2; i++) {
         dmk_gauge_set(fleet->conf.stats->workers_known[i], known[i]);
         dmk_gauge_set(fleet->conf.stats->workers_up[i], up[i]);
         dmk_gauge_set(fleet->conf.stats->workers_draining[i], draining[i]);
+        dmk_gauge_set(fleet->conf.stats->workers_hanging[i], hanging[i]);
     }
 }
 
@@ -144,6 +146,7 @@ int dmk_fleet_new(const struct dmk_fleet_conf *conf, struct dmk_fleet **ret,
     }
     if (rc == 0) {
         rc = dmk_fleet__names_start(fleet);
+        rc = rc < 0 ? rc : dmk_fleet__silence_start(fleet);
         if (rc < 0) {
             (void)dmk_error_set(reterr, rc, "no memory for the fleet");
         }
@@ -165,6 +168,7 @@ void dmk_fleet_free(struct dmk_fleet **fleet)
     }
     f->closing = true;
     dmk_fleet__names_free(f);
+    dmk_timer_free(&f->silence_timer);
     for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
         struct dmk_worker *w = f->workers[i];
 

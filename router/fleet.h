@@ -30,13 +30,15 @@ struct dmk_worker {
 
     bool up;       /* hello came and was accepted */
     bool draining; /* takes no new work */
+    bool hangs;    /* silent for too long, or its engine is stuck */
     uint64_t incarnation;
     char id[64]; /* as it calls itself; the address until its hello */
     char model_name[257];
     char numerics[64];
     struct dmk_id128 model_id;
     uint32_t page_tokens, max_context, max_sequences, local_prefill_threshold;
-    uint32_t grammar_version; /* of constraints that it can walk; 0 = none */
+    uint32_t grammar_version;  /* of constraints that it can walk; 0 = none */
+    uint32_t load_at_least_ms; /* it reports its load at least this often; 0 = no promise */
     bool has_load;
     struct {
         uint32_t n_running, n_waiting;
@@ -45,6 +47,7 @@ struct dmk_worker {
         uint32_t full_pages_most_free; /* in one group: what a request can have */
         uint32_t pages_draining;
         double step_ms;
+        bool stuck;
     } load;
 
     /* ---- the router's account */
@@ -58,6 +61,7 @@ struct dmk_worker {
     bool removed;   /* vanished; freed when its stream ends */
     struct dmk_rpc_channel *channel;
     struct dmk_rpc_stream *stream;
+    uint64_t heard_ns;       /* its last message */
     struct dmk_timer *timer; /* reconnect, or the wait for hello */
     uint32_t pause_ms;
     const char *why; /* last failure, for the log: said once */
@@ -85,6 +89,7 @@ struct dmk_fleet_conf {
     size_t index_blocks;
     uint64_t resolve_ms;
     uint64_t hello_timeout_ms;
+    uint64_t silence_ms; /* of a worker, before it counts as hanging */
     /* The bytes of all tokens, for decode workers that have not got them; they stay. Empty: none are sent. */
     struct dmk_bytes vocabulary;
     const struct dmk_rpc_tls

@@ -1,5 +1,5 @@
 /* What the files of the fleet share: fleet.c (which workers there are), fleet_link.c (the stream to one),
- * fleet_names.c (host names). */
+ * fleet_names.c (host names), fleet_silence.c (who hangs). */
 #pragma once
 
 #include "common/rpc/arena.h"
@@ -17,6 +17,8 @@ struct dmk_fleet {
     struct dmk_rpc_arena arena; /* of the message being read */
     struct dmk_fleet_name *names;
     struct dmk_timer *resolve_timer;
+    struct dmk_timer *silence_timer;
+    uint64_t looked_ns; /* for silent workers */
     bool closing;
 };
 
@@ -32,6 +34,10 @@ void dmk_fleet__count(struct dmk_fleet *fleet); /* sets the gauges */
 const char *dmk_fleet__role_name(enum dmk_worker_role role);
 /* A worker's timer: its next dial is due, or its hello is late. ud: the worker. */
 void dmk_fleet__on_timer(void *ud);
+
+int dmk_fleet__silence_start(struct dmk_fleet *fleet);
+/* A message of this worker, which is up, has been taken. */
+void dmk_fleet__heard(struct dmk_worker *worker);
 
 /* Adds every address of a list; host names are looked up at once and again every resolve_ms. */
 int dmk_fleet__names_add(struct dmk_fleet *fleet, enum dmk_worker_role role, const char *entry,

@@ -37,8 +37,8 @@ static void on_closed(void *ud, struct dmk_rpc_stream *stream, enum dmk_rpc_code
     dmk_assert(!w->stream || w->stream == stream);
     w->stream = NULL;
     w->up = false;
-    w->draining = false;
-    w->has_load = false;
+    w->draining = w->hangs = false;
+    w->has_load = w->load.stuck = false;
     w->full_until_ns = 0;
     if (fleet->closing) {
         return;
@@ -155,6 +155,7 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
     w->max_sequences = h->max_sequences;
     w->local_prefill_threshold = h->local_prefill_threshold;
     w->grammar_version = h->grammar_version;
+    w->load_at_least_ms = h->load_at_least_ms;
     (void)snprintf(w->id, sizeof(w->id), "%.63s", h->worker_id[0] ? h->worker_id : w->address);
     (void)snprintf(w->model_name, sizeof(w->model_name), "%s", h->model_name);
     (void)snprintf(w->numerics, sizeof(w->numerics), "%s", h->numerics);
@@ -219,6 +220,7 @@ static void take_load(struct dmk_worker *w, const Damask__V1__Load *l)
     w->load.window_pages_total = l->window_pages_total;
     w->load.pages_draining = l->pages_draining;
     w->load.step_ms = l->step_ms;
+    w->load.stuck = l->stuck;
 }
 
 static void take_blocks(struct dmk_worker *w, const Damask__V1__Blocks *b)
@@ -297,6 +299,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
         }
     }
     damask__v1__worker_message__free_unpacked(m, &fleet->arena.allocator);
+    dmk_fleet__heard(w);
     fleet->conf.events.on_batch_end(fleet->conf.events.ud);
 }
 

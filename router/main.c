@@ -184,6 +184,7 @@ static int start_fleet(struct program *p, struct dmk_error *reterr)
         .resolve_ms = p->conf.resolve_ms,
         .tls = p->conf.worker_tls_ca[0] ? &tls : NULL,
         .hello_timeout_ms = p->conf.hello_timeout_ms,
+        .silence_ms = p->conf.worker_silence_ms,
         .vocabulary = dmk_buf_bytes(&p->router.vocabulary),
         .stats = &p->stats,
         .events = dmk_requests_fleet_events(p->router.requests),

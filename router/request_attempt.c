@@ -215,7 +215,7 @@ static bool admit(struct dmk_request *r)
     struct dmk_requests *all = r->all;
     const struct dmk_router_conf *conf = all->conf.conf;
     const uint32_t context = dmk_requests__context(all);
-    struct dmk_worker *d;
+    struct dmk_worker *d, *p;
     bool has_p;
 
     if (context == 0) {
@@ -232,7 +232,8 @@ static bool admit(struct dmk_request *r)
     if (!d) {
         return false;
     }
-    has_p = dmk_request__pick(r, DMK_WORKER_PREFILL, d) != NULL;
+    p = dmk_request__pick(r, DMK_WORKER_PREFILL, d);
+    has_p = p && !(p->hangs && conf->local_prefill);
     if (!has_p && !conf->local_prefill) {
         return false;
     }

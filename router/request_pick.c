@@ -1,4 +1,5 @@
 /* Which worker a request goes to: a snapshot of the fleet for route.c. On the loop. */
+#include <limits.h>
 #include "common/base/blocks.h"
 #include "common/grammar/automaton.h"
 #include "router/request_internal.h"
@@ -42,6 +43,13 @@ static uint64_t load_of(const struct dmk_worker *w)
     return reported > w->n_tokens ? reported : w->n_tokens;
 }
 
+/* How little a worker is to be trusted with this request; who has more of it is taken only when there is nobody with
+ * less. Failing this very request may have been the other worker's fault; hanging is its own. */
+static unsigned doubt_of(const struct dmk_request *r, const struct dmk_worker *w)
+{
+    return (w->hangs ? 2u : 0u) + (w->incarnation == r->avoid[w->role] ? 1u : 0u);
+}
+
 struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role role,
                                      const struct dmk_worker *fits)
 {
@@ -55,7 +63,7 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
         .turn = all->turn++,
     };
     const uint64_t now = dmk_requests__now_ns(all);
-    bool others = false;
+    unsigned least_doubt = UINT_MAX;
     int best;
 
     match_prefixes(r, prefixes);
@@ -79,13 +87,10 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
         view[i].free_tokens = role == DMK_WORKER_DECODE && w->has_load
                                   ? (uint64_t)w->load.full_pages_most_free * w->page_tokens
                                   : UINT64_MAX;
-        others = others || w->incarnation != r->avoid[role];
+        least_doubt = doubt_of(r, w) < least_doubt ? doubt_of(r, w) : least_doubt;
     }
-    /* A worker that failed this request is taken again only when there is no other. */
-    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS && others; i++) {
-        if (view[i].usable && workers[i]->incarnation == r->avoid[role]) {
-            view[i].usable = false;
-        }
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        view[i].usable = view[i].usable && doubt_of(r, workers[i]) == least_doubt;
     }
     best = dmk_route_pick(view, DMK_FLEET_MAX_WORKERS, &ask);
     return best < 0 ? NULL : workers[best];

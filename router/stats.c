@@ -148,6 +148,9 @@ static void make_fleet_series(struct dmk_stats *s)
                                          "Workers whose hello was accepted.");
         s->workers_draining[i] = dmk_gauge_new(m, "damask_router_workers_draining", roles[i],
                                                "Workers that are up and take no new work.");
+        s->workers_hanging[i] =
+            dmk_gauge_new(m, "damask_router_workers_hanging", roles[i],
+                          "Workers that are up and silent for too long, or whose engine is stuck.");
         s->worker_downs[i] = dmk_counter_new(m, "damask_router_worker_downs_total", roles[i],
                                              "Streams to workers that ended.");
     }

@@ -40,7 +40,7 @@ struct dmk_stats {
     struct dmk_counter *transfer_bytes;
     struct dmk_histogram *transfer_gb_s, *tokenize_time;
     struct dmk_gauge *tokens_in_flight, *open_requests;
-    struct dmk_gauge *workers_up[2], *workers_known[2], *workers_draining[2];
+    struct dmk_gauge *workers_up[2], *workers_known[2], *workers_draining[2], *workers_hanging[2];
     struct dmk_counter *worker_downs[2], *hello_refused, *relayed_quiet, *relayed_closed;
     struct dmk_counter *stale_events;
     struct dmk_counter *recovered[DMK_N_REPAIRS];

@@ -6,9 +6,9 @@
 #include "common/base/log.h"
 #include "common/worker/internal.h"
 
-#define HELLO_LIMIT_NS (5 * DMK_NS_PER_S)
-#define MAX_HEALTH     64 /* calls of the health service at a time, besides the routers */
-#define LOAD_AT_LEAST  (1 * DMK_NS_PER_S)
+#define HELLO_LIMIT_NS   (5 * DMK_NS_PER_S)
+#define MAX_HEALTH       64   /* calls of the health service at a time, besides the routers */
+#define LOAD_AT_LEAST_MS 1000 /* though nothing is new */
 
 static uint32_t index_of(const struct dmk_worker__router *r)
 {
@@ -135,6 +135,9 @@ static void send_hello(struct dmk_worker__router *r)
     hello.n_eos_ids = w->port.shape->n_eos;
     hello.eos_ids = (uint32_t *)(uintptr_t)w->port.shape->eos_ids; /* only read */
     hello.draining = w->phase == DMK_WORKER__DRAINING;
+    hello.load_at_least_ms = w->conf->load_every_ms > LOAD_AT_LEAST_MS
+                                 ? (uint32_t)w->conf->load_every_ms
+                                 : LOAD_AT_LEAST_MS;
     w->role->hello(w->role->ud, &hello);
     event.body_case = DAMASK__V1__WORKER_EVENT__BODY_HELLO;
     event.hello = &hello;
@@ -377,7 +380,8 @@ static bool is_same_load(const Damask__V1__Load *a, const Damask__V1__Load *b)
     return a->n_running == b->n_running && a->n_waiting == b->n_waiting &&
            a->tokens_waiting == b->tokens_waiting && a->full_pages_free == b->full_pages_free &&
            a->full_pages_most_free == b->full_pages_most_free &&
-           a->window_pages_free == b->window_pages_free && a->pages_draining == b->pages_draining;
+           a->window_pages_free == b->window_pages_free && a->pages_draining == b->pages_draining &&
+           a->stuck == b->stuck;
 }
 
 static void report_load(struct dmk_worker *w, uint64_t now_ns)
@@ -401,7 +405,8 @@ static void report_load(struct dmk_worker *w, uint64_t now_ns)
     load.full_pages_most_free = stats.most_full_free;
     load.pages_draining = stats.full.draining + stats.window.draining;
     load.step_ms = stats.step_ms;
-    if (since < LOAD_AT_LEAST && is_same_load(&load, &w->load_sent)) {
+    load.stuck = dmk_worker__stuck(w);
+    if (since < LOAD_AT_LEAST_MS * DMK_NS_PER_MS && is_same_load(&load, &w->load_sent)) {
         return; /* nothing is new */
     }
     w->load_sent = load;

@@ -124,6 +124,15 @@ def paper(paper_cluster):
     return r, d, p
 
 
+def metric(base, name):
+    """The value of a metric at an address, summed over its labels."""
+    text = get(base + "/metrics")[1]
+    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+              if line.startswith(name) and line[len(name)] in " {"]
+    assert values, f"no metric {name}"
+    return sum(values)
+
+
 def pools_balance(worker, limit_s=10):
     """Waits until the worker is idle, then checks free + cached + leased + draining == total."""
     deadline = time.monotonic() + limit_s

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from cluster import Cluster, free_port, get
-from conftest import ROOT, pools_balance
+from conftest import ROOT, metric, pools_balance
 from test_answers import TIMER, WEATHER
 
 MODEL = "gpt-oss-tiny"
@@ -129,26 +129,21 @@ def test_refusals_reach_the_client(gateway):
     assert "131072" in str(e.value)
 
 
-def metric(cluster, name):
-    text = get(cluster.url + "/metrics")[1]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + " "))
-
-
 def test_a_client_that_leaves_frees_its_pages(gateway, cluster):
-    before = metric(cluster, "damask_router_client_gone_total")
+    before = metric(cluster.url, "damask_router_client_gone_total")
     for _ in range(3):
         stream = gateway.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=60000, stream=True,
                                                  extra_body={"min_tokens": 60000})
         next(iter(stream))
-        assert metric(cluster, "damask_router_open_requests") == 1
+        assert metric(cluster.url, "damask_router_open_requests") == 1
         stream.close()
         deadline = time.monotonic() + 30
-        while metric(cluster, "damask_router_open_requests"):
+        while metric(cluster.url, "damask_router_open_requests"):
             assert time.monotonic() < deadline, "the request goes on without its client"
             time.sleep(0.02)
         for worker in cluster.prefill + cluster.decode:
             pools_balance(worker)
-    assert metric(cluster, "damask_router_client_gone_total") == before + 3
+    assert metric(cluster.url, "damask_router_client_gone_total") == before + 3
 
 
 def test_structured_output_by_structural_tag(gateway):

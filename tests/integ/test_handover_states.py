@@ -1,5 +1,5 @@
 """The failure table in the states of a hand-over that test_failures.py does not strike: nobody has claimed, pages
-drain, the transfer is over; and a router that is cut off from a worker without a word. Mock workers, as there.
+drain, the transfer is over; a router that is cut off from a worker without a word, or hears nothing of it. Mock workers, as there.
 """
 
 import itertools
@@ -10,9 +10,10 @@ import time
 import pytest
 
 from cluster import get
+from conftest import metric
 from test_failures import LONG, alone, answered, holder, island, make, right, wait_running  # noqa: F401
 from test_faults import Ask, kill, state, wait_for
-from test_traffic import QUICK, metric
+from test_traffic import QUICK
 
 HALF = LONG // 2  # tokens: 0.64 s in five chunks
 
@@ -189,3 +190,39 @@ def test_router_cut_off_from_a_worker(island, make, right, role):
     finally:
         cut(False)
     c.wait_connected(time.monotonic() + 30)
+
+
+# A worker says nothing, and its connection stands
+
+def hang(c, worker):
+    worker.signal(signal.SIGSTOP)
+    wait_for(lambda: metric(c.url, "damask_router_workers_hanging") == 1, 10)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_silent_worker_gets_no_more_work(make, right, role):
+    c = make(2, 2, **QUICK)
+    worker = getattr(c, role)[0]
+    hang(c, worker)
+    try:
+        for s in range(6):  # in turn they would go to both
+            assert Ask(c, 100, seed=s).text() == right(100, seed=s)
+        assert metric(c.url, "damask_router_retries_total") == 0
+        fleet = json.loads(get(c.url + "/health")[1])["fleet"]
+        assert [w["address"] for w in fleet if w["hangs"]] == [worker.address]
+    finally:
+        worker.signal(signal.SIGCONT)
+    wait_for(lambda: metric(c.url, "damask_router_workers_hanging") == 0, 10)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_silent_worker_is_better_than_none(make, right, role):
+    c = make(1, 1, **QUICK)
+    worker = getattr(c, role)[0]
+    hang(c, worker)
+    ask = Ask(c, 150)
+    if role == "prefill":
+        assert ask.text() == right(150)  # by the decode worker itself
+        assert metric(c.url, "damask_router_prefills_forced_local_total") == 1
+    worker.signal(signal.SIGCONT)
+    assert ask.text() == right(150)

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from cluster import Cluster, get
+from cluster import Cluster
+from conftest import metric
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +25,6 @@ def run(build, cluster, folder, *args):
     return done, json.loads(out.read_text()), page.read_text()
 
 
-def metric(cluster, name):
-    return sum(float(line.rsplit(" ", 1)[1]) for line in get(cluster.decode[0].admin + "/metrics")[1].splitlines()
-               if line.startswith(name))
-
-
 def test_a_trace_is_replayed(build, mocks, tmp_path):
     trace = tmp_path / "trace.jsonl"
     # Three with the same first block (the first one ends behind it, so that it is kept), one with another; over
@@ -36,14 +32,14 @@ def test_a_trace_is_replayed(build, mocks, tmp_path):
     rows = [{"timestamp": t, "input_length": n, "output_length": m, "hash_ids": ids}
             for t, n, m, ids in ((0, 513, 5, [1, 2]), (200, 700, 1, [1, 3]), (400, 520, 9, [1, 4]), (600, 30, 2, [5]))]
     trace.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    hits = metric(mocks, "vllm:prefix_cache_hits_total")
+    hits = metric(mocks.decode[0].admin, "vllm:prefix_cache_hits_total")
     done, report, _ = run(build, mocks, tmp_path, "--trace", trace, "--requests", 0, "--speedup", 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (report["requests"], report["answered"]) == (4, 4)
     assert report["tokens_in"] == 513 + 700 + 520 + 30  # every word is one token
     assert report["tokens_out"] == 5 + 1 + 9 + 2
     assert report["seconds"] >= 0.3
-    assert metric(mocks, "vllm:prefix_cache_hits_total") - hits == 2 * 512  # the shared block
+    assert metric(mocks.decode[0].admin, "vllm:prefix_cache_hits_total") - hits == 2 * 512  # the shared block
 
 
 def test_limits_decide_what_is_good(build, mocks, tmp_path):

@@ -16,20 +16,12 @@ import time
 import pytest
 
 from cluster import get
-from conftest import pools_balance
+from conftest import metric, pools_balance
 from test_failures import alone, holder, make, post, right, wait_running  # noqa: F401
 from test_faults import Ask, kill, prompt, state, wait_for
 
 LENGTH = 640  # tokens: 1.3 s in ten chunks
 QUICK = {"prefill_args": ["--prompt-token-us", "100", "--step-us", "1000"]}  # later options win
-
-
-def metric(base, name):
-    _, text = get(base + "/metrics")
-    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
-              if line.startswith(name) and line[len(name)] in " {"]
-    assert values, f"no metric {name}"
-    return sum(values)
 
 
 def pages(worker):
