@@ -192,37 +192,41 @@ def test_router_cut_off_from_a_worker(island, make, right, role):
     c.wait_connected(time.monotonic() + 30)
 
 
-# A worker says nothing, and its connection stands
+# Workers say nothing, and their connections stand.
 
-def hang(c, worker):
-    worker.signal(signal.SIGSTOP)
-    wait_for(lambda: metric(c.url, "damask_router_workers_hanging") == 1, 10)
+def hang(c, *workers):
+    for w in workers:
+        w.signal(signal.SIGSTOP)
+    wait_for(lambda: metric(c.url, "damask_router_workers_hanging") == len(workers), 10)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_silent_worker_gets_no_more_work(make, right, role):
-    c = make(2, 2, **QUICK)
-    worker = getattr(c, role)[0]
-    hang(c, worker)
-    try:
-        for s in range(6):  # in turn they would go to both
-            assert Ask(c, 100, seed=s).text() == right(100, seed=s)
-        assert metric(c.url, "damask_router_retries_total") == 0
-        fleet = json.loads(get(c.url + "/health")[1])["fleet"]
-        assert [w["address"] for w in fleet if w["hangs"]] == [worker.address]
-    finally:
-        worker.signal(signal.SIGCONT)
+def go_on(c, *workers):
+    for w in workers:
+        w.signal(signal.SIGCONT)
     wait_for(lambda: metric(c.url, "damask_router_workers_hanging") == 0, 10)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_silent_worker_is_better_than_none(make, right, role):
+def test_silent_workers_get_no_more_work(make, right):
+    c = make(2, 2, **QUICK)
+    silent = c.prefill[0], c.decode[1]
+    hang(c, *silent)
+    try:
+        for s in range(6):  # in turn they would go to all
+            assert Ask(c, 100, seed=s).text() == right(100, seed=s)
+        assert metric(c.url, "damask_router_retries_total") == 0
+        fleet = json.loads(get(c.url + "/health")[1])["fleet"]
+        assert {w["address"] for w in fleet if w["hangs"]} == {w.address for w in silent}
+    finally:
+        go_on(c, *silent)
+
+
+def test_a_silent_worker_is_better_than_none(make, right):
     c = make(1, 1, **QUICK)
-    worker = getattr(c, role)[0]
-    hang(c, worker)
-    ask = Ask(c, 150)
-    if role == "prefill":
-        assert ask.text() == right(150)  # by the decode worker itself
-        assert metric(c.url, "damask_router_prefills_forced_local_total") == 1
-    worker.signal(signal.SIGCONT)
-    assert ask.text() == right(150)
+    hang(c, c.prefill[0])
+    assert Ask(c, 150).text() == right(150)  # by the decode worker itself
+    assert metric(c.url, "damask_router_prefills_forced_local_total") == 1
+    go_on(c, c.prefill[0])
+    hang(c, c.decode[0])
+    ask = Ask(c, 120)
+    go_on(c, c.decode[0])
+    assert ask.text() == right(120)
