@@ -65,7 +65,7 @@ static void abort_requests(struct dmk_grpc_front *f, struct dmk_rpc_stream *stre
             : vllm__grpc__engine__abort_request__unpack(NULL, message.len, message.data);
 
     if (!m) {
-        dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "the request can not be read");
+        dmk_grpc_refuse_as(f, stream, 400, "the request can not be read");
         return;
     }
     for (size_t i = 0; i < m->n_request_ids; i++) {
@@ -160,37 +160,31 @@ static void get_loads(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream,
 static void no_embed(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream,
                      struct dmk_bytes message)
 {
-    (void)f;
     (void)message;
-    dmk_rpc_finish(stream, DMK_RPC_UNIMPLEMENTED,
-                   "this model generates text and makes no embeddings");
+    dmk_grpc_refuse_as(f, stream, 501, "this model generates text and makes no embeddings");
 }
 
 static void no_flush(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream,
                      struct dmk_bytes message)
 {
-    (void)f;
     (void)message;
-    dmk_rpc_finish(stream, DMK_RPC_UNIMPLEMENTED,
-                   "cached prefixes are not dropped on request: give requests a cache_salt");
+    dmk_grpc_refuse_as(f, stream, 501,
+                       "cached prefixes are not dropped on request: give requests a cache_salt");
 }
 
 static void no_profile(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream,
                        struct dmk_bytes message)
 {
-    (void)f;
     (void)message;
-    dmk_rpc_finish(stream, DMK_RPC_UNIMPLEMENTED,
-                   "profiles are taken at the workers, not by this service");
+    dmk_grpc_refuse_as(f, stream, 501, "profiles are taken at the workers, not by this service");
 }
 
 static void no_kv_events(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream,
                          struct dmk_bytes message)
 {
-    (void)f;
     (void)message;
-    dmk_rpc_finish(stream, DMK_RPC_UNIMPLEMENTED,
-                   "prefixes are looked up by this router, which tells nobody where they lie");
+    dmk_grpc_refuse_as(f, stream, 501,
+                       "prefixes are looked up by this router, which tells nobody where they lie");
 }
 
 #define ENGINE "/vllm.grpc.engine.VllmEngine/"
@@ -230,10 +224,10 @@ static void make_zip(void *ud)
     job->rc = dmk_tokenizer_zip(job->vocab, job->max_context, &job->zip, job->sha256);
 }
 
-static void send_zip(const struct dmk_grpc_front *f, struct dmk_rpc_stream *stream)
+static void send_zip(struct dmk_grpc_front *f, struct dmk_rpc_stream *stream)
 {
     if (f->zip_state == DMK_ZIP_FAILED) {
-        dmk_rpc_finish(stream, DMK_RPC_INTERNAL, "no memory for the tokenizer's archive");
+        dmk_grpc_refuse_as(f, stream, 500, "no memory for the tokenizer's archive");
         return;
     }
     for (size_t at = 0; at < f->zip.len; at += PIECE_BYTES) {
@@ -306,7 +300,7 @@ static void tokenizer_message(void *ud, struct dmk_rpc_stream *stream, struct dm
         return; /* asked twice */
     }
     if (f->zip_state == DMK_ZIP_NONE && start_job(f) < 0) {
-        dmk_rpc_finish(stream, DMK_RPC_RESOURCE_EXHAUSTED, "too much work waits here");
+        dmk_grpc_refuse_as(f, stream, 429, "too much work waits here");
     } else if (f->zip_state == DMK_ZIP_RUNS) {
         dmk_list_push_back(&f->zip_waiters, &w->node);
     } else {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "proto/damask_frontend.pb-c.h"
 
 #define MAX_ENGINE_ID 256
@@ -54,14 +55,18 @@ static void front_nothing(void *ud)
     (void)ud;
 }
 
+static void set_id(struct call *c, const char *id)
+{
+    dmk_rpc_set_trailer(c->stream, "x-request-id",
+                        (struct dmk_bytes){(const uint8_t *)id, strlen(id)});
+}
+
 /* What goes with the status: the request's id, and its timeline when it was asked for. */
 static void set_trailers(struct call *c, struct dmk_str timeline)
 {
-    const char *id = dmk_request_id(c->request);
     const char *wants = dmk_rpc_metadata(c->stream, "x-damask-timeline");
 
-    dmk_rpc_set_trailer(c->stream, "x-request-id",
-                        (struct dmk_bytes){(const uint8_t *)id, strlen(id)});
+    set_id(c, dmk_request_id(c->request));
     if (wants && strcmp(wants, "1") == 0 && timeline.len > 0) {
         dmk_rpc_set_trailer(c->stream, "x-damask-timeline",
                             (struct dmk_bytes){(const uint8_t *)timeline.data, timeline.len});
@@ -137,7 +142,7 @@ static void on_end(void *ud, struct dmk_rpc_stream *stream)
     const struct call *c = ud;
 
     if (!c->answered) {
-        dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "a request is missing");
+        dmk_grpc_refuse_as(c->front, stream, 400, "a request is missing");
     }
 }
 
@@ -170,6 +175,18 @@ static const char *valid(const char *text, bool (*is_valid)(struct dmk_str))
     return text && is_valid(dmk_str_from(text)) ? text : NULL;
 }
 
+/* id: of the request that it would have been; NULL: it had none. */
+static void refuse(struct call *c, const char *id, const struct dmk_api_error *error)
+{
+    char made[33];
+
+    if (!id) {
+        dmk_id128_format(dmk_id128_random(), made);
+    }
+    set_id(c, id ? id : made);
+    dmk_grpc_refuse(c->front, c->stream, error);
+}
+
 static void start_request(struct call *c)
 {
     const char *sent = dmk_rpc_metadata(c->stream, "x-request-id");
@@ -188,13 +205,13 @@ static void start_request(struct call *c)
         sent = c->engine_id[0] ? c->engine_id : sent;
     }
     if (sent && dmk_request_id_check(dmk_str_from(sent), &error) < 0) {
-        dmk_grpc_fail(c->stream, &error);
+        refuse(c, NULL, &error);
         return;
     }
     conf.request_id = valid(sent, dmk_request_id_is_valid);
     if (dmk_request_start(c->front->router->requests, &conf, &c->request, &error) < 0) {
         c->request = NULL;
-        dmk_grpc_fail(c->stream, &error);
+        refuse(c, conf.request_id, &error);
     }
 }
 
@@ -208,7 +225,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
     c->answered = true;
     dmk_buf_append(&c->body, message.data, message.len);
     if (c->body.failed) {
-        dmk_rpc_finish(stream, DMK_RPC_RESOURCE_EXHAUSTED, "the request is too large");
+        dmk_grpc_refuse_as(c->front, stream, 413, "the request is too large");
         return;
     }
     start_request(c);
@@ -279,7 +296,7 @@ static void unary_end(void *ud, struct dmk_rpc_stream *stream)
     const struct unary *u = ud;
 
     if (!u->asked) {
-        dmk_rpc_finish(stream, DMK_RPC_INVALID_ARGUMENT, "a request is missing");
+        dmk_grpc_refuse_as(u->front, stream, 400, "a request is missing");
     }
 }
 
@@ -366,6 +383,13 @@ static bool allow(void *ud, const char *authorization)
     return dmk_router_is_allowed(f->router, dmk_str_from(authorization));
 }
 
+static void on_refused(void *ud, enum dmk_rpc_code code)
+{
+    const struct dmk_grpc_front *f = ud;
+
+    dmk_stats_refused(f->router->stats, DMK_ENTRY_GRPC, dmk_grpc_status_of(code));
+}
+
 static size_t fill_methods(struct server *s, struct dmk_rpc_method *methods)
 {
     size_t n = 0;
@@ -402,6 +426,8 @@ int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dm
         .tls = router->conf->tls_cert[0] ? &tls : NULL,
         .reflect = true,
         .allow = allow,
+        .on_refused = on_refused,
+        .ud = &s->front,
     };
     int rc;
 
@@ -412,7 +438,6 @@ int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dm
     dmk_list_init(&s->front.calls);
     dmk_list_init(&s->front.zip_waiters);
     conf.n_methods = fill_methods(s, methods);
-    conf.allow_ud = &s->front;
     rc = dmk_rpc_server_new(rpc, &conf, &s->front.server, reterr);
     if (rc < 0) {
         free(s);

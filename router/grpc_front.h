@@ -21,6 +21,14 @@ struct dmk_grpc_front {
 /* Ends the call with the failure's status; code, param and the time to wait go as google.rpc details. */
 void dmk_grpc_fail(struct dmk_rpc_stream *stream, const struct dmk_api_error *error);
 
+/* The same for a call that never became a request, which is counted; then by status and sentence alone. */
+void dmk_grpc_refuse(struct dmk_grpc_front *front, struct dmk_rpc_stream *stream,
+                     const struct dmk_api_error *error);
+void dmk_grpc_refuse_as(struct dmk_grpc_front *front, struct dmk_rpc_stream *stream,
+                        unsigned status, const char *text);
+/* The HTTP status of a refusal of which only the code is known. */
+unsigned dmk_grpc_status_of(enum dmk_rpc_code code);
+
 /* Sends one message and ends the call well. */
 struct ProtobufCMessage;
 void dmk_grpc_answer(struct dmk_rpc_stream *stream, const struct ProtobufCMessage *message);

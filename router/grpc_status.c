@@ -8,27 +8,37 @@
 #define MAX_DETAIL_BYTES 1024 /* of one detail: a param and a sentence at most */
 #define DOMAIN           "damask"
 
+/* What both worlds have a word for. Of several rows with one code the first says what the code alone means. */
+static const struct {
+    unsigned status;
+    enum dmk_rpc_code code;
+} pairs[] = {
+    {400, DMK_RPC_INVALID_ARGUMENT},   {413, DMK_RPC_INVALID_ARGUMENT},
+    {401, DMK_RPC_UNAUTHENTICATED},    {403, DMK_RPC_PERMISSION_DENIED},
+    {404, DMK_RPC_NOT_FOUND},          {408, DMK_RPC_DEADLINE_EXCEEDED},
+    {429, DMK_RPC_RESOURCE_EXHAUSTED}, {501, DMK_RPC_UNIMPLEMENTED},
+    {503, DMK_RPC_UNAVAILABLE},        {500, DMK_RPC_INTERNAL},
+};
+#define N_PAIRS (sizeof(pairs) / sizeof(pairs[0]))
+
 static enum dmk_rpc_code code_of(const struct dmk_api_error *error)
 {
-    switch (error->status) {
-    case 400:
-    case 413:
-        return DMK_RPC_INVALID_ARGUMENT;
-    case 401:
-        return DMK_RPC_UNAUTHENTICATED;
-    case 403:
-        return DMK_RPC_PERMISSION_DENIED;
-    case 404:
-        return DMK_RPC_NOT_FOUND;
-    case 429:
-        return DMK_RPC_RESOURCE_EXHAUSTED;
-    case 501:
-        return DMK_RPC_UNIMPLEMENTED;
-    case 503:
-        return DMK_RPC_UNAVAILABLE;
-    default:
-        return DMK_RPC_INTERNAL;
+    for (size_t i = 0; i < N_PAIRS; i++) {
+        if (pairs[i].status == error->status) {
+            return pairs[i].code;
+        }
     }
+    return DMK_RPC_INTERNAL;
+}
+
+unsigned dmk_grpc_status_of(enum dmk_rpc_code code)
+{
+    for (size_t i = 0; i < N_PAIRS; i++) {
+        if (pairs[i].code == code) {
+            return pairs[i].status;
+        }
+    }
+    return 500;
 }
 
 /* The status as it is built up: each detail is packed when it is added. */
@@ -108,6 +118,22 @@ void dmk_grpc_fail(struct dmk_rpc_stream *stream, const struct dmk_api_error *er
             (struct dmk_bytes){packed, google__rpc__status__pack(&b.status, packed)});
     }
     dmk_rpc_finish(stream, code_of(error), error->text);
+}
+
+void dmk_grpc_refuse(struct dmk_grpc_front *front, struct dmk_rpc_stream *stream,
+                     const struct dmk_api_error *error)
+{
+    dmk_stats_refused(front->router->stats, DMK_ENTRY_GRPC, error->status);
+    dmk_grpc_fail(stream, error);
+}
+
+void dmk_grpc_refuse_as(struct dmk_grpc_front *front, struct dmk_rpc_stream *stream,
+                        unsigned status, const char *text)
+{
+    struct dmk_api_error error;
+
+    (void)dmk_api_fail(&error, status, NULL, "%s", text);
+    dmk_grpc_refuse(front, stream, &error);
 }
 
 void dmk_grpc_answer(struct dmk_rpc_stream *stream, const ProtobufCMessage *message)

@@ -56,7 +56,7 @@ void dmk_http_front__refuse(struct dmk_router *router, struct dmk_http_req *req,
 {
     struct dmk_buf body, headers;
 
-    dmk_stats_refused(router->stats, error->status);
+    dmk_stats_refused(router->stats, DMK_ENTRY_HTTP, error->status);
     dmk_buf_init(&body, 0);
     dmk_api_error_json(error, &body);
     dmk_buf_init(&headers, 0);

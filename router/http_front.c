@@ -262,7 +262,7 @@ void dmk_http_front_on_error(void *ud, unsigned status, const char *sentence, st
     const struct dmk_http_front *port = ud;
     struct dmk_api_error error;
 
-    dmk_stats_refused(port->router->stats, status);
+    dmk_stats_refused(port->router->stats, DMK_ENTRY_HTTP, status);
     (void)dmk_api_fail(&error, status, NULL, "%s", sentence);
     dmk_api_error_json(&error, body);
 }

@@ -2,7 +2,6 @@
 #include "router/stats.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 const char *dmk_fail_cause_name(enum dmk_fail_cause cause)
 {
@@ -61,18 +60,39 @@ static void make_engine_series(struct dmk_stats *s, const char *l)
                           dmk_buckets_tokens, dmk_n_buckets_tokens);
 }
 
-static const char *const refusals[DMK_N_REFUSALS] = {"400", "401", "404", "405", "408",
-                                                     "413", "414", "415", "417", "429",
-                                                     "431", "501", "503", "505", "other"};
+/* Statuses with a series of their own; the last one is that of all others. */
+static const unsigned refusals[DMK_N_REFUSALS] = {400, 401, 403, 404, 405, 408, 413, 414,
+                                                  415, 417, 429, 431, 501, 503, 505, 0};
 
-void dmk_stats_refused(struct dmk_stats *stats, unsigned status)
+void dmk_stats_refused(struct dmk_stats *stats, enum dmk_entry entry, unsigned status)
 {
     int i = 0;
 
-    while (i < DMK_N_REFUSALS - 1 && strtoul(refusals[i], NULL, 10) != status) {
+    while (refusals[i] != status && refusals[i] != 0) {
         i++;
     }
-    dmk_counter_add(stats->refused[i], 1);
+    dmk_counter_add(stats->refused[entry][i], 1);
+}
+
+static void make_refusal_series(struct dmk_stats *s)
+{
+    static const char *const entries[DMK_N_ENTRIES] = {"http", "grpc"};
+
+    for (int e = 0; e < DMK_N_ENTRIES; e++) {
+        for (int i = 0; i < DMK_N_REFUSALS; i++) {
+            char status[16] = "other";
+            char labels[64];
+
+            if (refusals[i] != 0) {
+                (void)snprintf(status, sizeof(status), "%u", refusals[i]);
+            }
+            (void)snprintf(labels, sizeof(labels), "entry=\"%s\",status=\"%s\"", entries[e],
+                           status);
+            s->refused[e][i] = dmk_counter_new(
+                s->metrics, "damask_router_refused_total", labels,
+                "What was refused before it was a request, by the HTTP status that says why.");
+        }
+    }
 }
 
 static void make_request_series(struct dmk_stats *s)
@@ -80,11 +100,6 @@ static void make_request_series(struct dmk_stats *s)
     struct dmk_metrics *m = s->metrics;
     char labels[128];
 
-    for (int i = 0; i < DMK_N_REFUSALS; i++) {
-        (void)snprintf(labels, sizeof(labels), "status=\"%s\"", refusals[i]);
-        s->refused[i] = dmk_counter_new(m, "damask_router_http_refused_total", labels,
-                                        "HTTP answers to what never became a request, by status.");
-    }
     for (int d = 0; dmk_dialects[d] && d < DMK_MAX_DIALECTS; d++) {
         for (int i = 2; i < DMK_N_STATUS; i++) {
             (void)snprintf(labels, sizeof(labels), "api=\"%s\",status=\"%dxx\"",
@@ -182,6 +197,7 @@ int dmk_stats_init(struct dmk_stats *stats, const char *model)
     dmk_metric_label(model, escaped, sizeof(escaped));
     (void)snprintf(labels, sizeof(labels), "model_name=\"%s\"", escaped);
     make_engine_series(stats, labels);
+    make_refusal_series(stats);
     make_request_series(stats);
     make_fleet_series(stats);
     dmk_process_metrics_init(&stats->process, stats->metrics);

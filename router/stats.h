@@ -20,7 +20,9 @@ enum dmk_fail_cause {
 const char *dmk_fail_cause_name(enum dmk_fail_cause cause);
 
 enum { DMK_N_FINISH = DMK_FINISH_TOOL_CALLS + 1, DMK_MAX_DIALECTS = 8, DMK_N_STATUS = 6 };
-enum { DMK_N_REFUSALS = 15 };
+enum { DMK_N_REFUSALS = 16 };
+/* By what clients come. */
+enum dmk_entry { DMK_ENTRY_HTTP, DMK_ENTRY_GRPC, DMK_N_ENTRIES };
 
 struct dmk_stats {
     struct dmk_metrics *metrics;
@@ -32,7 +34,7 @@ struct dmk_stats {
     struct dmk_histogram *request_prompt_tokens, *request_generation_tokens;
     /* damask_router_* */
     struct dmk_counter *requests[DMK_MAX_DIALECTS][DMK_N_STATUS]; /* by hundreds of the status */
-    struct dmk_counter *refused[DMK_N_REFUSALS]; /* HTTP, by status; see dmk_stats_refused */
+    struct dmk_counter *refused[DMK_N_ENTRIES][DMK_N_REFUSALS];   /* see dmk_stats_refused */
     struct dmk_counter *client_gone;
     struct dmk_counter *retries[DMK_N_CAUSES], *failures[DMK_N_CAUSES];
     struct dmk_counter *rejected_queue, *rejected_deadline;
@@ -51,6 +53,7 @@ struct dmk_stats {
 
 /* -DMK_ENOMEM. model is the label model_name. */
 int dmk_stats_init(struct dmk_stats *stats, const char *model);
-/* An HTTP answer to what never became a request: no such path, no key, malformed, too large, no room ... */
-void dmk_stats_refused(struct dmk_stats *stats, unsigned status);
+/* What never became a request was refused: no such path or method, no key, malformed, too large, no room ... status:
+ * of HTTP, also where gRPC has another word for it. */
+void dmk_stats_refused(struct dmk_stats *stats, enum dmk_entry entry, unsigned status);
 void dmk_stats_fini(struct dmk_stats *stats);

@@ -49,7 +49,7 @@ void dmk_rpc_set_keepalive(struct dmk_rpc *rpc, uint32_t every_ms, uint32_t time
 
 struct dmk_rpc_stream_events {
     void (*on_message)(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes message);
-    /* The peer sends no more (half-close). NULL = ignore. */
+    /* The peer sends no more (half-close); not told once this side has finished. NULL = ignore. */
     void (*on_end)(void *ud, struct dmk_rpc_stream *stream);
     void (*on_closed)(void *ud, struct dmk_rpc_stream *stream, enum dmk_rpc_code code,
                       const char *text);
@@ -88,7 +88,10 @@ struct dmk_rpc_server_conf {
     /* Who may call, by the metadata "authorization" (NULL: not sent); false: UNAUTHENTICATED. Asked for every
      * method but those of grpc.health.v1. NULL: everybody. */
     bool (*allow)(void *ud, const char *authorization);
-    void *allow_ud;
+    /* A call was refused before its method saw a request: no such method, no key, no room, nothing sent in time.
+     * NULL: nobody is told. */
+    void (*on_refused)(void *ud, enum dmk_rpc_code code);
+    void *ud;
 };
 
 int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *conf,

@@ -28,7 +28,8 @@ struct dmk_rpc_server {
     uint64_t request_timeout_ns; /* 0: none */
     struct dmk_timer *timer;     /* NULL: there is no such time */
     bool (*allow)(void *ud, const char *authorization);
-    void *allow_ud;
+    void (*on_refused)(void *ud, enum dmk_rpc_code code);
+    void *ud;
     struct dmk_rpc__tls *tls; /* NULL: none */
     uint16_t port;
     struct dmk_list streams;
@@ -113,6 +114,13 @@ static void on_refused(void *obj, bool ok)
     free_accept(obj);
 }
 
+static void tell_refused(const struct dmk_rpc_server *server, enum dmk_rpc_code code)
+{
+    if (server->on_refused) {
+        server->on_refused(server->ud, code);
+    }
+}
+
 static void refuse(struct accept *accept, enum dmk_rpc_code code, const char *text)
 {
     grpc_slice details = grpc_slice_from_copied_string(text);
@@ -125,6 +133,7 @@ static void refuse(struct accept *accept, enum dmk_rpc_code code, const char *te
          .data.recv_close_on_server.cancelled = &accept->cancelled},
     };
 
+    tell_refused(accept->server, code);
     accept->op.fn = on_refused;
     dmk_rpc__start(accept->server->rpc, accept->call, ops, 3, &accept->op);
     grpc_slice_unref(details);
@@ -180,7 +189,7 @@ static bool is_allowed(const struct accept *accept)
             sent = grpc_slice_to_c_string(accept->md.metadata[i].value);
         }
     }
-    ok = server->allow(server->allow_ud, sent);
+    ok = server->allow(server->ud, sent);
     gpr_free(sent);
     return ok;
 }
@@ -251,7 +260,8 @@ static void on_timer(void *ud)
     for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
         struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
 
-        if (!s->heard && now - s->opened_ns >= server->request_timeout_ns) {
+        if (!s->heard && !s->finishing && now - s->opened_ns >= server->request_timeout_ns) {
+            tell_refused(server, DMK_RPC_DEADLINE_EXCEEDED);
             dmk_rpc_finish(s, DMK_RPC_DEADLINE_EXCEEDED,
                            "the call took too long to send its request");
         }
@@ -298,7 +308,8 @@ int dmk_rpc_server_new(struct dmk_rpc *rpc, const struct dmk_rpc_server_conf *co
     dmk_assert(conf->n_methods + DMK_RPC__HEALTH_METHODS + DMK_RPC__REFLECT_METHODS <= MAX_METHODS);
     server->rpc = rpc;
     server->allow = conf->allow;
-    server->allow_ud = conf->allow_ud;
+    server->on_refused = conf->on_refused;
+    server->ud = conf->ud;
     server->request_timeout_ns = conf->request_timeout_ms * DMK_NS_PER_MS;
     server->max_streams = conf->max_streams;
     server->max_queue_bytes =

@@ -195,7 +195,7 @@ static void on_recv(void *obj, bool ok)
     } else if (!s->closed) {
         if (!s->server) {
             close_client(s);
-        } else if (s->events.on_end) {
+        } else if (s->events.on_end && !s->finishing) {
             s->events.on_end(s->events.ud, s);
         }
     }

@@ -330,7 +330,7 @@ def test_every_answer_has_an_id(paper):
             assert answer.status == status and (got == want if want else len(got) == 32), (answer.status, status, got)
     status, headers, _ = r.chat(stream=True)
     assert status == 200 and headers["x-request-id"] == d.messages("generate")[-1].request_id
-    refused = lambda status: r.metric('damask_router_http_refused_total{status="%s"' % status)
+    refused = lambda status: r.metric('damask_router_refused_total{entry="http",status="%s"' % status)
     before = [refused(s) for s in (404, 405, 415)]
     r.get("/nowhere"), r.get(CHAT), r.request("POST", CHAT, "x", {"Content-Encoding": "gzip"})
     assert [refused(s) for s in (404, 405, 415)] == [n + 1 for n in before], "who runs this sees what is refused"

@@ -992,6 +992,38 @@ def test_grpc_stop_and_single_call(workers):
                 assert got == want
 
 
+def test_refused_calls_are_counted(workers):
+    """What never became a request is counted by the status that it would have over HTTP."""
+    d = workers("decode", script=says(LONG), token_delay_s=0.01)
+    _, stubs = grpc_modules()
+    common_pb, _ = fake_worker._generate("smg_common")
+    _, engine_stubs = fake_worker._generate("vllm_engine")
+    key, leave = [("authorization", "Bearer secret")], threading.Event()
+    with Router(decode=[d], args=["--api-keys", "secret", "--max-requests", "1", "--read-timeout", "600ms"], key="secret") as r, \
+            grpc_channel(r) as channel:
+        chat, engine = stubs.FrontendStub(channel).Chat, engine_stubs.VllmEngineStub(channel)
+        nowhere, silent = channel.unary_stream("/damask.v1.Frontend/No"), channel.stream_stream("/damask.v1.Frontend/Chat")
+        want = dict.fromkeys(("400", "401", "408", "413", "429", "501", "other"), 0)
+
+        def check(status, code, call):
+            assert code_of(call) == code
+            want[status] += 1
+            assert want == {s: r.metric('damask_router_refused_total{entry="grpc",status="%s"' % s) for s in want}, code
+
+        check("401", grpc.StatusCode.UNAUTHENTICATED, lambda: list(chat(grpc_chat())))
+        check("501", grpc.StatusCode.UNIMPLEMENTED, lambda: list(nowhere(b"", metadata=key)))
+        check("501", grpc.StatusCode.UNIMPLEMENTED, lambda: engine.FlushCache(common_pb.FlushCacheRequest(), metadata=key))
+        check("400", grpc.StatusCode.INVALID_ARGUMENT, lambda: list(chat(grpc_chat(), metadata=key + [("x-request-id", "x" * 129)])))
+        check("400", grpc.StatusCode.INVALID_ARGUMENT, lambda: list(silent(iter(()), metadata=key)))
+        check("408", grpc.StatusCode.DEADLINE_EXCEEDED, lambda: list(silent(iter(leave.wait, True), metadata=key)))
+        running = chat(grpc_chat(), metadata=key)
+        next(running)
+        check("429", grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: list(chat(grpc_chat(), metadata=key)))
+        assert r.metric('damask_router_requests_total{api="grpc"') == 0, "and not among the requests"
+        leave.set(), running.cancel()
+        assert r.metric('damask_router_refused_total{entry="http"') == 0
+
+
 def test_grpc_trailers_and_details(workers):
     d = workers("decode", script=says(HELLO))
     _, stubs = grpc_modules()
@@ -1013,7 +1045,8 @@ def test_grpc_trailers_and_details(workers):
             assert found["ErrorInfo"].domain == "damask" and "RetryInfo" not in found
             with pytest.raises(grpc.RpcError) as e:
                 list(chat(grpc_chat(), metadata=[("x-request-id", "x" * 129)]))
-            assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "BadRequest" in details_of(e.value)
+            assert len(dict(e.value.trailing_metadata())["x-request-id"]) == 32
             d.on_generate = lambda w, s, g: s.send(failed=pb.Failed(id=g.id, code=pb.FAILURE_FULL, retry_after_ms=50)) or True
             with pytest.raises(grpc.RpcError) as e:
                 list(chat(grpc_chat()))
