@@ -1,4 +1,6 @@
-/* Shared by the files of the prefill core: its job and its state. Nobody else includes this. */
+/* The prefill core's own structures, shared by its files and nobody else: core.c (doors), request.c (from a
+ * request to a job), job.c (a job's end, the sender's news of it), step.c (claims, chunks, pushes), stage.c
+ * (staging memory). */
 #pragma once
 
 #include <stdatomic.h>
@@ -73,6 +75,7 @@ struct dmk_prefill_core {
     struct dmk_prefill_load load;
 };
 
+/* job.c */
 /* Ends the request towards its router, once. */
 void dmk_prefill__fail(struct dmk_prefill_core *core, struct dmk_prefill_job *job,
                        enum dmk_failure code, const char *text);
@@ -80,11 +83,15 @@ void dmk_prefill__fail(struct dmk_prefill_core *core, struct dmk_prefill_job *jo
 enum dmk_failure dmk_prefill__failure_of(int status);
 /* Pages and slot go back; the sender has done with the job, or never knew it. */
 void dmk_prefill__free_job(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+/* The job's next state is FAILING: computing stops, the sender ends it. */
+void dmk_prefill__abandon(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+struct dmk_sender_events dmk_prefill__sender_events(struct dmk_prefill_core *core);
+
+/* step.c */
+/* Hands over what needs no computing and ends a job whose whole prompt is cached. */
+void dmk_prefill__begin(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
+
+/* stage.c */
 /* Takes staging pages for what the ticket names, in one run each, or leaves the job unstaged; and gives them back. */
 void dmk_prefill__stage(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
 void dmk_prefill__unstage(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
-struct dmk_prefill_job *dmk_prefill__find(struct dmk_prefill_core *core, uint64_t order);
-/* The job's next state is FAILING: computing stops, the sender ends it. */
-void dmk_prefill__abandon(struct dmk_prefill_core *core, struct dmk_prefill_job *job);
-/* Hands over what needs no computing and ends a job whose whole prompt is cached. */
-void dmk_prefill__begin(struct dmk_prefill_core *core, struct dmk_prefill_job *job);

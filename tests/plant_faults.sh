@@ -24,7 +24,7 @@ incarnation check, D: a claim for an older start~common/xfer/receiver.c~s/m->to_
 incarnation check, table: a claim of an older P~common/xfer/receive_state.c~s/IF\(P_CURRENT\) \| IF\(WATCHED\)/IF(WATCHED)/~tests/unit/xfer/test_receive_state~
 incarnation check, D: a terminal of another P~common/xfer/receiver.c~s/current = m->from_incarnation == t->p_incarnation;/current = true;/~tests/unit/xfer/test_sides~
 page equation: a returned page counts as draining~common/kv/pool.c~s/    p->leases--;\n    p->draining = false;/    p->leases--;/~tests/unit/kv/test_kv_pool~
-page equation: drained pages are never released~decode/admit.c~s/(seq->state == SEQ_DRAINING\) \{\n\s+)dmk_decode_seq_release\(core, seq\);/${1}seq->quiet = true;/~tests/sim/sim~--schedules 500
+page equation: drained pages are never released~decode/tickets.c~s/(seq->state == SEQ_DRAINING\) \{\n\s+)dmk_decode_seq_release\(core, seq\);/${1}seq->quiet = true;/~tests/sim/sim~--schedules 500
 sink once: the plain kernel leaves it out~kernels/ref/attn.c~s/l = 1\.0f/l = 0.0f/~tests/check/check~
 sink once: both kernels count it twice~kernels/ref/attn.c kernels/cpu/attn_tmpl.h~s/l = 1\.0f/l = 2.0f/; s/s->l\[t\]\[h\] = 1\.0f/s->l[t][h] = 2.0f/~tests/vectors/test_vectors~tiny
 window edge: the fast kernel sees one key more~kernels/cpu/attn_tmpl.h~s/p \+ 1 > a->window \? p \+ 1 - a->window : 0/p > a->window ? p - a->window : 0/~tests/check/check~
@@ -40,8 +40,8 @@ device ranks: both sums of a layer share memory~common/model/device_forward.c~s/
 device ranks: a meeting has the number of the one before~common/model/device_forward.c~s/layer \* DMK_MEETINGS \+ which \+ 1/which + 1/~tests/unit/model/test_model_device~
 sharing: a hit is a hash alone~common/kv/prefix.c~s/node->parent == parent &&\s+memcmp\(node->ids, ids, sizeof\(node->ids\)\) == 0/node->parent == parent/~tests/unit/kv/test_kv_prefix_weak_hash~
 sharing: a decode worker does without the salt~decode/admit.c~s/numerics, r->salt\)/numerics, (struct dmk_bytes){0})/~tests/unit/prefill/test_prefill_core~
-sharing: a prefill worker does without the salt~prefill/core.c~s/numerics, request->salt\)/numerics, (struct dmk_bytes){0})/~tests/unit/prefill/test_prefill_core~
-cancel: a step that runs does not hear of it~prefill/core.c~s/atomic_store_explicit\(&core->step.cancel, true, memory_order_relaxed\);/(void)0;/g~tests/unit/prefill/test_prefill_core~
+sharing: a prefill worker does without the salt~prefill/request.c~s/numerics, request->salt\)/numerics, (struct dmk_bytes){0})/~tests/unit/prefill/test_prefill_core~
+cancel: a step that runs does not hear of it~prefill/job.c~s/atomic_store_explicit\(&core->step.cancel, true, memory_order_relaxed\);/(void)0;/g~tests/unit/prefill/test_prefill_core~
 END
 }
 

@@ -65,6 +65,7 @@ static void follows_the_process(void **state)
     for (int i = 0; i < 20000000; i++) {
         work *= 1.0000001;
     }
+    assert_true(work > 1);
     assert_true(value("process_cpu_seconds_total ") > cpu);
     assert_true(value("process_start_time_seconds ") <= (double)time(NULL) &&
                 value("process_start_time_seconds ") > (double)time(NULL) - 60);

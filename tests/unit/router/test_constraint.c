@@ -368,14 +368,13 @@ static void test_tags_refused(void **state)
         "[]",
         "{",
         "{\"format\":{\"type\":\"x\"}}",
-        "{\"format\":{\"type\":\"triggered_tags\",\"triggers\":[\"a\"],\"tags\":[{\"begin\":\"b\","
-        "\"content\":"
-        "{\"type\":\"any_text\"},\"end\":\"c\"}]}}",
+        ("{\"format\":{\"type\":\"triggered_tags\",\"triggers\":[\"a\"],\"tags\":[{\"begin\":\"b\","
+         "\"content\":{\"type\":\"any_text\"},\"end\":\"c\"}]}}"),
         "{\"format\":{\"type\":\"triggered_tags\",\"triggers\":[1],\"tags\":[]}}",
         "{\"format\":{\"type\":\"triggered_tags\",\"triggers\":[\"\"],\"tags\":[]}}",
         "{\"format\":{\"type\":\"json_schema\",\"json_schema\":{\"not\":{}}}}",
-        "{\"format\":{\"type\":\"tag\",\"begin\":\"a\",\"content\":{\"type\":\"sequence\"},\"end\":"
-        "\"b\"}}",
+        ("{\"format\":{\"type\":\"tag\",\"begin\":\"a\",\"content\":{\"type\":\"sequence\"},"
+         "\"end\":\"b\"}}"),
         "{\"format\":{\"type\":\"regex\",\"pattern\":\"(\"}}"};
 
     (void)state;
