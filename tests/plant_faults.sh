@@ -20,9 +20,9 @@ quiet rule, table: a deadline frees~common/xfer/receive_state.c~s/(EVENT\(DEADLI
 quiet rule, table: the break frees (direct)~common/xfer/receive_state.c~s/\{EVENT\(EP_GONE\), STATE\((CLAIMED|DRAINING)\),\s+ALL_OF\(IF\(DIRECT\)\).*\n//g~tests/sim/explore~lane=direct cut=1
 quiet rule, driver: the word frees before the endpoint is closed~common/xfer/receiver.c~s/feed\(rx, t, DMK_RECEIVE_EV_CLOSED_WORD, 0,/feed(rx, t, DMK_RECEIVE_EV_CLOSED_WORD, DMK_RECEIVE_IF_DIRECT,/~tests/sim/sim~--schedules 8000
 quiet rule, sender: terminal before the puts have ended~common/xfer/sender_io.c~s/job->n_in_flight > 0 \|\| job->flushing\)/false)/; s/if \(job->retired\) \{/if (job->state == DMK_SEND_FAILING) {/~tests/sim/sim~--schedules 8000
-incarnation check, D: a claim for an older start~common/xfer/receiver.c~s/m->to_incarnation == rx->conf.incarnation \? DMK_RECEIVE_IF_D_EQUAL : 0/DMK_RECEIVE_IF_D_EQUAL/~tests/unit/xfer/test_sides~
+incarnation check, D: a claim for an older start~common/xfer/receiver_drive.c~s/m->to_incarnation == rx->conf.incarnation \? DMK_RECEIVE_IF_D_EQUAL : 0/DMK_RECEIVE_IF_D_EQUAL/~tests/unit/xfer/test_sides~
 incarnation check, table: a claim of an older P~common/xfer/receive_state.c~s/IF\(P_CURRENT\) \| IF\(WATCHED\)/IF(WATCHED)/~tests/unit/xfer/test_receive_state~
-incarnation check, D: a terminal of another P~common/xfer/receiver.c~s/current = m->from_incarnation == t->p_incarnation;/current = true;/~tests/unit/xfer/test_sides~
+incarnation check, D: a terminal of another P~common/xfer/receiver_drive.c~s/current = m->from_incarnation == t->p_incarnation;/current = true;/~tests/unit/xfer/test_sides~
 page equation: a returned page counts as draining~common/kv/pool.c~s/    p->leases--;\n    p->draining = false;/    p->leases--;/~tests/unit/kv/test_kv_pool~
 page equation: drained pages are never released~decode/tickets.c~s/(seq->state == SEQ_DRAINING\) \{\n\s+)dmk_decode_seq_release\(core, seq\);/${1}seq->quiet = true;/~tests/sim/sim~--schedules 500
 sink once: the plain kernel leaves it out~kernels/ref/attn.c~s/l = 1\.0f/l = 0.0f/~tests/check/check~

@@ -1,6 +1,6 @@
 /* D's side of a hand-over as one table: a pure function of state, event and guards.
  *
- * docs/WIRE.md draws the same table and says why each cell is as it is. The driver (receiver.c)
+ * docs/WIRE.md draws the same table and says why each cell is as it is. The driver (receiver_drive.c)
  * finds the guards, calls dmk_receive_step, and carries the actions out in the order of their bits.
  */
 #pragma once

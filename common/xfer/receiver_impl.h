@@ -1,5 +1,6 @@
-/* What the two files of the receiver share: receiver.c drives the table (tickets, messages, time),
- * receiver_peer.c owns who speaks to us: endpoints, P's processes, their incarnations. */
+/* What the files of the receiver share, and nobody else: receiver.c (doors), receiver_drive.c drives the table
+ * (messages, closed endpoints, time), receiver_peer.c owns who speaks to us: endpoints, P's processes, their
+ * incarnations. */
 #pragma once
 
 #include "common/xfer/message.h"
@@ -52,7 +53,24 @@ struct dmk_receiver {
     struct dmk_rx_worker workers[DMK_RECEIVER_MAX_WORKERS];
 };
 
-/* receiver.c: the endpoint is closed, completely. */
+/* What an event has with it besides the guards; what the event does not have is zero. */
+struct dmk_rx_cause {
+    enum dmk_receive_failure why;
+    struct dmk_rx_endpoint *endpoint; /* of the message */
+    const struct dmk_message *message;
+    struct dmk_rx_claimant *claimant;
+    enum dmk_message_reply refusal;
+};
+
+/* receiver_drive.c */
+
+/* NULL when no ticket has this cookie. */
+struct dmk_rx_ticket *dmk_rx_find_cookie(struct dmk_receiver *rx, struct dmk_id128 cookie);
+/* The event happens to the ticket: its state changes and what the table lists is done. t may be NULL for a
+ * cookie that we do not know. The slot may be another's when this returns. */
+void dmk_rx_feed(struct dmk_receiver *rx, struct dmk_rx_ticket *t, enum dmk_receive_event event,
+                 uint32_t guards, const struct dmk_rx_cause *cause);
+/* The endpoint is closed, completely. */
 void dmk_rx_endpoint_gone(struct dmk_receiver *rx, struct dmk_rx_endpoint *endpoint);
 
 /* receiver_peer.c */

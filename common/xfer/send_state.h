@@ -1,6 +1,6 @@
 /* P's side of a hand-over as one table: a pure function of state, event and guards.
  *
- * docs/WIRE.md draws the same table and says why. The driver (sender.c) finds the guards, calls
+ * docs/WIRE.md draws the same table and says why. The driver (sender_drive.c) finds the guards, calls
  * dmk_send_step, and carries the actions out in the order of their bits. */
 #pragma once
 

@@ -1,5 +1,5 @@
-/* What the two files of the sender share: sender.c drives the table (jobs, messages, time),
- * sender_io.c owns endpoints, keys and the puts in flight. */
+/* What the files of the sender share, and nobody else: sender.c (doors), sender_drive.c drives the table (messages,
+ * broken endpoints, time), sender_io.c owns endpoints, keys and the puts in flight. */
 #pragma once
 
 #include "common/xfer/message.h"
@@ -75,11 +75,17 @@ struct dmk_sender {
     struct put *free_puts;
 };
 
-/* sender.c: the table. */
+/* sender_drive.c */
+
+/* NULL when no job has this ticket. */
+struct job *dmk_sender_find_cookie(struct dmk_sender *tx, struct dmk_id128 cookie);
+int dmk_sender_send_claim(struct dmk_sender *tx, struct job *job);
+/* The event happens to the job: its state changes and what the table lists is done. The slot may be another's
+ * when this returns. */
 void dmk_sender_feed(struct dmk_sender *tx, struct job *job, enum dmk_send_event event,
                      uint32_t guards);
 
-/* sender_io.c. */
+/* sender_io.c */
 
 /* A living endpoint to the ticket's D with its keys unpacked, opened if need be. */
 int dmk_sender_endpoint_take(struct dmk_sender *tx, const struct dmk_ticket *ticket,

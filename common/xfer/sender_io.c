@@ -9,8 +9,7 @@
 
 #define PUTS_PER_TURN 16
 
-/* ---- endpoints --------------------------------------------------------------------------------
- */
+/* ---- endpoints ---- */
 
 static void free_keys(struct dmk_sender *tx, struct endpoint *e)
 {
@@ -177,8 +176,7 @@ void dmk_sender_endpoint_lose(struct dmk_sender *tx, struct endpoint *e)
     }
 }
 
-/* ---- puts -------------------------------------------------------------------------------------
- */
+/* ---- puts ---- */
 
 /* A measurement only, so it reads the clock itself: what is under way has begun, or the last of it has
  * ended. */

@@ -1,4 +1,4 @@
-/* The two sides of the hand-over in the explorer's world: what receiver.c, sender.c and the cores do with the
+/* The two sides of the hand-over in the explorer's world: what receiver*.c, sender*.c and the cores do with the
  * answers of their tables. See explore.h. */
 #include "tests/sim/explore_impl.h"
 
