@@ -59,7 +59,7 @@ static int read_numbers(struct parse *p, const params_msg *in)
     ask->ignore_eos = in->ignore_eos;
     if (in->opt_seed_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS__OPT_SEED_SEED) {
         ask->has_seed = true;
-        ask->seed = (uint64_t)(uint32_t)in->seed;
+        ask->seed = (uint64_t)(int64_t)in->seed;
     }
     if (in->opt_max_tokens_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS__OPT_MAX_TOKENS_MAX_TOKENS) {
         if (in->max_tokens == 0) {

@@ -244,10 +244,7 @@ static void put_sampling(struct parse *p, json_t *root, const chat_request *in)
         put_real(p, root, "repetition_penalty", (double)in->repetition_penalty);
     }
     if (in->opt_seed_case == DAMASK__V1__CHAT_REQUEST__OPT_SEED_SEED) {
-        if (in->seed > INT64_MAX) {
-            fail(p, "seed", "must be at most 9223372036854775807");
-        }
-        put_int(root, "seed", (json_int_t)in->seed);
+        put_int(root, "seed", (json_int_t)in->seed); /* the same bits; JSON has no larger numbers */
     }
     put_int(root, "top_k", in->top_k);
     put_real(p, root, "min_p", (double)in->min_p);

@@ -47,7 +47,7 @@ struct dmk_ask {
     float frequency_penalty, presence_penalty, repetition_penalty;
     uint32_t top_k;
     bool has_seed;
-    uint64_t seed;
+    uint64_t seed; /* a negative one by its bits: -1 is UINT64_MAX, whatever API it came by */
     struct dmk_ask_bias *bias; /* [n_bias] */
     size_t n_bias;
     bool logprobs;

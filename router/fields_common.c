@@ -14,7 +14,7 @@ static const struct dmk_field sampling[] = {
     {"frequency_penalty", DMK_KIND_REAL, -2, 2, DMK_ASK_AT(frequency_penalty)},
     {"presence_penalty", DMK_KIND_REAL, -2, 2, DMK_ASK_AT(presence_penalty)},
     {"repetition_penalty", DMK_KIND_REAL, 0.01, 10, DMK_ASK_AT(repetition_penalty)},
-    {"seed", DMK_KIND_INT, 0, 0x1p63, DMK_ASK_AT(seed),
+    {"seed", DMK_KIND_INT, -0x1p63, 0x1p63, DMK_ASK_AT(seed),
      .has_at = offsetof(struct dmk_ask, has_seed),
      .about = "The same seed gives the same answer, whatever else the server does."},
     {"n", DMK_KIND_INT, 1, DMK_ASK_MAX_CHOICES, DMK_ASK_AT(n),

@@ -87,16 +87,17 @@ def test_stream_equals_whole(client):
     assert usage is None
 
 
-def test_seed_and_choices(client):
+@pytest.mark.parametrize("seed", (42, -42))
+def test_seed_and_choices(client, seed):
     ask = {"model": MODEL, "messages": HI, "temperature": 1, "max_tokens": 24, "n": 2}
-    first = client.chat.completions.create(seed=42, **ask)
+    first = client.chat.completions.create(seed=seed, **ask)
     assert [c.index for c in first.choices] == [0, 1]
     assert said(first.choices[0]) != said(first.choices[1]), "choices of one request must differ"
-    second = client.chat.completions.create(seed=42, **ask)
+    second = client.chat.completions.create(seed=seed, **ask)
     assert [said(c) for c in first.choices] == [said(c) for c in second.choices]
-    other = client.chat.completions.create(seed=43, **ask)
+    other = client.chat.completions.create(seed=seed + 1, **ask)
     assert [said(c) for c in first.choices] != [said(c) for c in other.choices]
-    got, usage = gather(client.chat.completions.create(seed=42, stream=True,
+    got, usage = gather(client.chat.completions.create(seed=seed, stream=True,
                                                        stream_options={"include_usage": True}, **ask))
     assert [(got[i]["content"], got[i]["reasoning"], got[i]["finish"]) for i in (0, 1)] == [said(c) for c in first.choices]
     assert usage.prompt_tokens == first.usage.prompt_tokens

@@ -50,6 +50,28 @@ class Engine:
         return e.value.code()
 
 
+def test_seeds_by_any_api(workers):
+    """Any 64 bits are a seed, and the same ones whichever API they come by."""
+    d = workers("decode", script=says(HELLO))
+    chat_pb, chat_stubs = fake_worker._generate("damask_frontend")
+    with Router(decode=[d]) as r:
+        e = Engine(r)
+        chat = chat_stubs.FrontendStub(e.channel).Chat
+        user = chat_pb.ChatMessage(role=chat_pb.CHAT_ROLE_USER, content="Hi")
+        bodies = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]}, "/v1/completions": {"prompt": "Hi"},
+                  "/v1/responses": {"input": "Hi"}}
+        for seed in (-1, -2**31, -2**63, 2**63 - 1, 0):
+            before = len(d.messages("generate"))
+            for path, body in bodies.items():
+                status, _, data = r.request("POST", path, {"model": MODEL, "seed": seed, **body})
+                assert status == 200, data
+            list(chat(chat_pb.ChatRequest(model=MODEL, messages=[user], seed=seed % 2**64)))
+            if -2**31 <= seed < 2**31:
+                e.generate(sampling=dict(seed=seed))
+            got = d.messages("generate")[before:]
+            assert {g.sampling.seed for g in got} == {seed % 2**64} and len(got) >= 4
+
+
 def test_tokens_in_tokens_out(workers):
     d = workers("decode", script=says(HELLO))
     with Router(decode=[d]) as r:

@@ -116,7 +116,7 @@ BAD_BODIES = [
     ({"top_p": -1.0}, "top_p"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"), ({"temperature": "hot"}, "temperature"),
     ({"presence_penalty": 3}, "presence_penalty"), ({"min_p": 2}, "min_p"), ({"top_logprobs": 2}, "top_logprobs"),
     ({"stop": ""}, "stop"), ({"stop": [""]}, "stop"), ({"stop": ["a", "b", "c", "d", "e"]}, "stop"), ({"stop": [1]}, "stop"),
-    ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 10**9}, "n"), ({"seed": -1}, "seed"), ({"seed": 1.5}, "seed"),
+    ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 10**9}, "n"), ({"seed": -2**63 - 1}, "seed"), ({"seed": 1.5}, "seed"),
     ({"seed": 2**63}, "seed"), ({"seed": -2**64}, "seed"), ({"max_tokens": 10**30}, "max_tokens"), ({"top_k": 2**64}, "top_k"),
     ({"n": 33}, "n"), ({"best_of": 33}, "best_of"), ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
     ({"min_tokens": 4096}, "min_tokens"), ({"temperature": 2.0000001}, "temperature"),

@@ -45,7 +45,7 @@ def test_the_description_has_the_tables(paper):
     assert chat["model"]["enum"] == [MODEL]
     assert (chat["temperature"]["minimum"], chat["temperature"]["maximum"]) == (0, 2)
     assert chat["top_p"]["exclusiveMinimum"] == 0 and chat["n"]["maximum"] == 128
-    assert chat["seed"]["maximum"] == 2**63 - 1 and chat["audio"]["enum"] == [None]
+    assert (chat["seed"]["minimum"], chat["seed"]["maximum"]) == (-2**63, 2**63 - 1) and chat["audio"]["enum"] == [None]
     assert schemas["ResponsesRequest"]["properties"]["truncation"]["enum"] == ["disabled", None]
     openai_types.model(json.loads(r.get("/v1/models")[2])["data"][0])
     openai_types.model(json.loads(r.get(f"/v1/models/{MODEL}")[2]))

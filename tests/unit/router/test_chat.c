@@ -98,7 +98,7 @@ static void test_bad_bodies(void **state)
         {"{" M "," U ",\"stop\":[1]}", "stop"},
         {"{" M "," U ",\"n\":0}", "n"},
         {"{" M "," U ",\"n\":129}", "n"},
-        {"{" M "," U ",\"seed\":-1}", "seed"},
+        {"{" M "," U ",\"seed\":-9223372036854775809}", "seed"},
         {"{" M "," U ",\"seed\":1.5}", "seed"},
         {"{" M "," U ",\"seed\":9223372036854775808}", "seed"},
         {"{" M "," U ",\"max_tokens\":0}", "max_tokens"},
@@ -159,6 +159,32 @@ static void test_deep_json(void **state)
     assert_int_equal(error.status, 400);
     dmk_ask_fini(&ask);
     free(body);
+}
+
+static void test_seeds_are_64_bits(void **state)
+{
+    static const struct {
+        const char *seed;
+        uint64_t want;
+    } rows[] = {
+        {"0", 0},
+        {"-0.0", 0},
+        {"-1", UINT64_MAX},
+        {"-1.0", UINT64_MAX},
+        {"9223372036854775807", INT64_MAX},
+        {"-9223372036854775808", (uint64_t)INT64_MAX + 1},
+    };
+    struct dmk_api_error error;
+    struct dmk_ask ask;
+    char body[256];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        (void)snprintf(body, sizeof(body), "{" M "," U ",\"seed\":%s}", rows[i].seed);
+        assert_int_equal(parse(body, &ask, &error), 0);
+        assert_true(ask.has_seed && ask.seed == rows[i].want);
+        dmk_ask_fini(&ask);
+    }
 }
 
 static void test_good_body(void **state)
@@ -418,10 +444,15 @@ static void test_error_body(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_bodies),      cmocka_unit_test(test_deep_json),
-        cmocka_unit_test(test_good_body),       cmocka_unit_test(test_error_does_not_echo_the_body),
-        cmocka_unit_test(test_whole_answer),    cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_nothing_is_null), cmocka_unit_test(test_error_body),
+        cmocka_unit_test(test_bad_bodies),
+        cmocka_unit_test(test_deep_json),
+        cmocka_unit_test(test_good_body),
+        cmocka_unit_test(test_seeds_are_64_bits),
+        cmocka_unit_test(test_error_does_not_echo_the_body),
+        cmocka_unit_test(test_whole_answer),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_nothing_is_null),
+        cmocka_unit_test(test_error_body),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

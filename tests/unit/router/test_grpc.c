@@ -77,6 +77,11 @@ static void test_defaults_and_zeros(void **state)
     assert_true(ask.temperature == 0 && ask.has_seed && ask.seed == 0 && !ask.parallel_calls);
     assert_int_equal(dmk_conv_view(ask.conv)->effort, DMK_EFFORT_LOW);
     dmk_ask_fini(&ask);
+
+    f.request.seed = UINT64_MAX;
+    assert_int_equal(parse(&f.request, &ask, &error), 0);
+    assert_true(ask.has_seed && ask.seed == UINT64_MAX);
+    dmk_ask_fini(&ask);
 }
 
 static void refuse(const Damask__V1__ChatRequest *m, const char *param)
