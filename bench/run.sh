@@ -1,6 +1,17 @@
 #!/usr/bin/env bash
-# Runs the benchmarks that are built: bench/run.sh BUILD [NAME...], or one with its options: bench/run.sh BUILD NAME
-# --OPTION... Each prints machine, command, commit, spread and a limit or a peer from the same run.
+# Runs the benchmarks that are built; each prints machine, command, commit, spread and a limit or a peer of the same run.
+#
+#   bench/run.sh BUILD [NAME...]             those, or all but the last two
+#   bench/run.sh BUILD NAME --OPTION...      one with its options
+#
+#   tokenizer   text to ids, beside tiktoken
+#   sample      a row of logits to a token, by the sampler's options
+#   grammar     masks of constraints
+#   xfer        pages between two processes, beside memcpy
+#   engine      decode and prefill on the host, beside its memory, its multipliers and llama.cpp
+#   router      its CPU time for prompts and streamed tokens, with mock workers behind it
+#   load        load on a server that runs, or a trace replayed (load --help)
+#   device      steps and prompts of models of full size on a GPU (device --help)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1
@@ -10,7 +21,7 @@ run() { # name options...
   echo "== $*"
   if [ -x "bench/$1.sh" ]; then "bench/$1.sh" "$build" "${@:2}"; return; fi
   [ -x "$build/bench/bench_$1" ] ||
-    { echo "bench: no benchmark is called '$1'; there are ${all[*]}, and load" >&2; exit 2; }
+    { echo "bench: no benchmark is called '$1'; there are ${all[*]}, load, and device (a GPU)" >&2; exit 2; }
   "$build/bench/bench_$1" "${@:2}"
 }
 
