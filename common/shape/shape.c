@@ -91,6 +91,10 @@ static int check_bounds(const struct dmk_shape *shape, struct dmk_error *reterr)
             return dmk_error_set(reterr, -DMK_ENOTSUP, "%s is %u but must be %u: %s", b->name, v,
                                  b->min, b->why);
         }
+        if (b->multiple == 1) {
+            return dmk_error_set(reterr, -DMK_ENOTSUP, "%s is %u but must be from %u to %u: %s",
+                                 b->name, v, b->min, b->max, b->why);
+        }
         return dmk_error_set(reterr, -DMK_ENOTSUP,
                              "%s is %u but must be a multiple of %u from %u to %u: %s", b->name, v,
                              b->multiple, b->min, b->max, b->why);

@@ -74,7 +74,8 @@ static void test_refused_shapes(void **state)
         s.field = (value);                                                                         \
         expect_shape_refusal(s, sentence);                                                         \
     } while (0)
-    REFUSE(n_layers, 1, "n_layers is 1 but");
+    REFUSE(n_layers, 1,
+           "n_layers is 1 but must be from 2 to 512: sliding and full layers alternate");
     REFUSE(hidden, 2881, "hidden is 2881 but must be a multiple of 32");
     REFUSE(hidden, 0, "hidden is 0");
     REFUSE(n_heads, 60, "n_heads is 60 but must be a multiple of 8");
