@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The whole cluster on a GPU: router, prefill and decode workers as real processes, pages in device memory.
 
-    tests/gpu/run.py [--build DIR] [--transports cuda,tcp] [--only NAME,...] [--speed]
+    tests/gpu/run.py [--build DIR] [--transports cuda,tcp] [--only NAME,...] [--speed MODEL]
 
 Needs the programs and the standard library, nothing else, so that it also runs where no test client is. What one
 worker alone answers on the same backend is the measure of every other answer. Each cluster ends with: idle, pages
