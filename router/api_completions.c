@@ -9,8 +9,9 @@
 #include "router/structured.h"
 
 static const struct dmk_field fields[] = {
-    {"max_tokens", DMK_KIND_INT, 1, INT32_MAX, DMK_ASK_AT(max_tokens),
-     .has_at = offsetof(struct dmk_ask, has_max_tokens), .about = "16 when absent."},
+    {"max_tokens", DMK_KIND_INT, 0, INT32_MAX, DMK_ASK_AT(max_tokens),
+     .has_at = offsetof(struct dmk_ask, has_max_tokens),
+     .about = "16 when absent; 0 only with echo, for the prompt alone."},
     {"logprobs", DMK_KIND_INT, 0, DMK_ASK_MAX_TOP, DMK_ASK_AT(top_logprobs),
      .has_at = offsetof(struct dmk_ask, logprobs),
      .about = "Log-probability of each token, and of this many of the likeliest."},
@@ -119,6 +120,10 @@ static int parse_root(const json_t *root, const struct dmk_api_limits *limits, s
         (rc = dmk_fields_read(root, &dmk_api_completions_tables, ask, reterr)) < 0 ||
         (rc = read_prompts(root, ask, reterr)) < 0) {
         return rc;
+    }
+    if (dmk_ask_is_prompt_only(ask) && !ask->echo) {
+        return dmk_api_bad(reterr, "max_tokens",
+                           "max_tokens must be at least 1, not 0, unless echo asks for the prompt");
     }
     rc = check_choices(limits, ask, reterr);
     return rc < 0 ? rc

@@ -43,6 +43,11 @@ void dmk_ask_fini(struct dmk_ask *ask)
     *ask = (struct dmk_ask){0};
 }
 
+bool dmk_ask_is_prompt_only(const struct dmk_ask *ask)
+{
+    return ask->has_max_tokens && ask->max_tokens == 0;
+}
+
 struct dmk_ask_prompt *dmk_ask_add_prompt(struct dmk_ask *ask)
 {
     struct dmk_ask_prompt *more;

@@ -58,7 +58,7 @@ struct dmk_ask {
     uint32_t n_shown;    /* of n, the best by mean log-probability; 0 = all */
     struct dmk_buf note; /* from a dialect's parse to its reply; means nothing to others */
     bool has_max_tokens; /* given explicitly: beyond the context it is an error, not clamped */
-    uint32_t max_tokens;
+    uint32_t max_tokens; /* 0: no bound but the context; given: see dmk_ask_is_prompt_only */
     uint32_t min_tokens;
     bool ignore_eos;
     uint32_t stop_ids[DMK_ASK_MAX_STOP_IDS];
@@ -78,6 +78,10 @@ struct dmk_ask {
 /* Defaults of a request that names nothing. */
 void dmk_ask_init(struct dmk_ask *ask, size_t max_prompt_tokens);
 void dmk_ask_fini(struct dmk_ask *ask);
+
+/* No answer is asked for, only the prompt back (echo): max_tokens was given as 0. Workers always sample a token:
+ * it is no part of anything then. */
+bool dmk_ask_is_prompt_only(const struct dmk_ask *ask);
 
 /* One prompt more, empty; NULL: no memory, or more than DMK_ASK_MAX_PROMPTS. */
 struct dmk_ask_prompt *dmk_ask_add_prompt(struct dmk_ask *ask);

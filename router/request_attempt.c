@@ -114,6 +114,14 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
 
 /* ---------------------------------------------------------------- admission */
 
+/* Tokens that the answer may have where there is room for so many. */
+static uint32_t answer_bound(const struct dmk_ask *ask, uint32_t room)
+{
+    const bool is_free = ask->max_tokens == 0 && !dmk_ask_is_prompt_only(ask);
+
+    return is_free || ask->max_tokens > room ? room : ask->max_tokens;
+}
+
 /* Fails the request when its tokens can not fit into the context; else sets max_tokens. */
 static bool fit_context(struct dmk_request *r, uint32_t context)
 {
@@ -132,15 +140,14 @@ static bool fit_context(struct dmk_request *r, uint32_t context)
             "max_tokens asks for %u more",
             context, (unsigned long long)n_prompt, r->ask.max_tokens);
     } else {
-        const uint32_t room = context - (uint32_t)n_prompt;
+        const uint32_t bound = answer_bound(&r->ask, context - (uint32_t)n_prompt);
 
-        r->max_tokens =
-            r->ask.max_tokens > 0 && r->ask.max_tokens < room ? r->ask.max_tokens : room;
-        if (r->ask.min_tokens <= r->max_tokens) {
+        r->max_tokens = bound > 0 ? bound : 1; /* the one that is sampled for a prompt alone */
+        if (r->ask.min_tokens <= bound) {
             return true;
         }
         (void)dmk_api_bad(&error, "min_tokens", "min_tokens is %u, but the answer has %u at most",
-                          r->ask.min_tokens, r->max_tokens);
+                          r->ask.min_tokens, bound);
         dmk_request__fail(r, &error);
         return false;
     }
@@ -192,7 +199,7 @@ static void start_attempt(struct dmk_request *r, struct dmk_worker *d, bool forc
     r->timeline.transfer_bytes = r->timeline.transfer_us = r->timeline.p_compute_us = 0;
     r->timeline.attempts = r->attempt;
     r->n_cached = 0;
-    r->prompt_lps.n = 0;
+    dmk_request__output_reset(r);
     r->step_deadline_ns =
         r->timeline.dispatched_ns + all->conf.conf->reserve_timeout_ms * DMK_NS_PER_MS;
     dmk_log_debug("req=%s attempt %u goes to worker=%s", r->request_id, r->attempt, d->id);

@@ -51,7 +51,7 @@ struct dmk_choice {
     uint32_t n_reasoning;
     double sum_logprobs; /* of its tokens, where choices are ranked */
     uint64_t last_token_ns;
-    bool stopped; /* the model ended its turn; what follows is nothing */
+    bool stopped; /* the model ended its turn, or none was asked for; what follows is nothing */
     bool ended;   /* nothing of it goes out any more */
     bool cut; /* ended by the router: a stop string, or the first call where only one is wanted */
     bool echoed;
@@ -200,6 +200,8 @@ void dmk_request__send_cancel(struct dmk_request *r, struct dmk_worker *w);
 
 /* ---- request_output.c */
 int dmk_request__output_init(struct dmk_request *r);
+/* For a new attempt; nothing of an answer has come. */
+void dmk_request__output_reset(struct dmk_request *r);
 void dmk_request__output_fini(struct dmk_request *r);
 /* false: the tokens do not follow those before them. */
 bool dmk_request__tokens(struct dmk_request *r, const Damask__V1__Tokens *t);

@@ -227,11 +227,20 @@ int dmk_request__output_init(struct dmk_request *r)
 
         c->request = r;
         c->index = i;
+        c->stopped = dmk_ask_is_prompt_only(&r->ask);
         c->parser = r->format->parser_new(&conf);
         rc = c->parser ? dmk_stop_init(&c->stop, r->ask.stops, r->ask.n_stops) : -DMK_ENOMEM;
     }
     free(names);
     return rc;
+}
+
+void dmk_request__output_reset(struct dmk_request *r)
+{
+    for (uint32_t i = 0; i < r->ask.n; i++) {
+        r->choices[i].n_received = 0; /* else what was sampled for a prompt alone */
+    }
+    r->prompt_lps.n = 0;
 }
 
 void dmk_request__output_fini(struct dmk_request *r)
@@ -456,7 +465,8 @@ bool dmk_request__finished(struct dmk_request *r, const Damask__V1__Finished *f)
         if (f->n_tokens != c->n_received) {
             return false;
         }
-        end_choice(c, f->reason == DAMASK__V1__FINISH_REASON__FINISH_LENGTH);
+        end_choice(c, f->reason == DAMASK__V1__FINISH_REASON__FINISH_LENGTH ||
+                          dmk_ask_is_prompt_only(&r->ask));
     }
     return true;
 }

@@ -115,6 +115,27 @@ def test_seed_under_load(client):
         assert len({said(o.result().choices[0]) for o in others}) > 1
 
 
+def test_scores_of_a_prompt_alone(client):
+    """As an evaluation asks: the prompt's log-probabilities are those that it has in front of an answer."""
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12]
+    ask = {"model": MODEL, "prompt": [prompt, prompt[:3]], "echo": True, "logprobs": 2, "temperature": 0}
+    alone = client.completions.create(max_tokens=0, **ask)
+    assert (alone.usage.prompt_tokens, alone.usage.completion_tokens) == (11, 0)
+    longer = client.completions.create(max_tokens=2, **ask)
+    for a, b, ids in zip(alone.choices, longer.choices, ask["prompt"]):
+        n = len(ids)
+        assert a.finish_reason == "length" and len(a.logprobs.tokens) == n < len(b.logprobs.tokens) and b.text.startswith(a.text)
+        for part in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(a.logprobs, part) == getattr(b.logprobs, part)[:n]
+    got = list(client.completions.create(max_tokens=0, stream=True, **ask))
+    for i, choice in enumerate(alone.choices):
+        chunks = [c.choices[0] for c in got if c.choices[0].index == i]
+        assert "".join(c.text for c in chunks) == choice.text and chunks[-1].finish_reason == "length"
+        assert sum((c.logprobs.token_logprobs for c in chunks), []) == choice.logprobs.token_logprobs
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=0)
+
+
 def test_max_tokens_ends_by_length(client):
     r = client.chat.completions.create(model=MODEL, messages=HI, temperature=0, max_tokens=3)
     assert r.usage.completion_tokens <= 3

@@ -57,6 +57,54 @@ def test_several_prompts(paper):
         assert c["text"].startswith(prompt + " to ") and c["logprobs"]["token_logprobs"][0] is None
 
 
+@pytest.mark.parametrize("sampled", (" to", "<|endoftext|>"))
+def test_the_prompt_alone(paper, sampled):
+    """max_tokens 0 with echo: the one token that a worker must sample is part of nothing, whatever it is."""
+    r, d, _ = paper
+    d.script = lambda g, choice: ids(sampled + " more")
+    got = complete(r, prompt="The quick", echo=True, max_tokens=0)
+    assert got["choices"] == [{"index": 0, "text": "The quick", "logprobs": None, "finish_reason": "length"}]
+    assert (got["usage"]["prompt_tokens"], got["usage"]["completion_tokens"], got["usage"]["total_tokens"]) == (2, 0, 2)
+    assert d.messages("generate")[-1].max_tokens == 1
+    scored = complete(r, prompt="The quick", echo=True, max_tokens=0, logprobs=1)["choices"][0]
+    assert scored["text"] == "The quick" and scored["finish_reason"] == "length"
+    assert scored["logprobs"] == {"tokens": ["The", " quick"], "token_logprobs": [None, -1.0], "text_offset": [0, 3],
+                                  "top_logprobs": [None, {" quick": -1.0}]}
+    many = complete(r, prompt=["The quick", ids("The quick")], n=2, echo=True, max_tokens=0, logprobs=1)
+    assert many["choices"] == [{**scored, "index": i} for i in range(4)] and many["usage"]["completion_tokens"] == 0
+    best = complete(r, prompt="The quick", n=1, best_of=3, echo=True, max_tokens=0, logprobs=1)
+    assert best["choices"] == [scored] and best["usage"]["completion_tokens"] == 0
+    payloads, _ = events(complete(r, prompt=["The quick", "x"], echo=True, max_tokens=0, logprobs=1, stream=True,
+                                  stream_options={"include_usage": True}))
+    chunks = [p["choices"][0] for p in payloads[:-1]]
+    assert [(c["text"], c["finish_reason"]) for c in chunks if c["index"] == 0] == [("The quick", None), ("", "length")]
+    assert [c["logprobs"]["tokens"] for c in chunks if c["index"] == 1] == [["x"], []]
+    assert payloads[-1]["usage"]["completion_tokens"] == 0
+    for bad, param in (({}, "max_tokens"), ({"echo": False, "stream": True}, "max_tokens"), ({"echo": True, "min_tokens": 1}, "min_tokens")):
+        status, got = post(r, "/v1/completions", model=MODEL, prompt="The quick", max_tokens=0, **bad)
+        assert status == 400 and got["error"]["param"] == param, got
+
+
+def test_the_prompt_alone_is_tried_again(paper):
+    """Nothing of an answer has gone out when a worker fails behind the token that nobody wants."""
+    r, d, _ = paper
+    failed = []
+
+    def fail_once(w, session, g):
+        if not failed:
+            session.send(reserved=pb.Reserved(id=g.id))
+            session.send(prompt_logprobs=pb.PromptLogprobs(id=g.id, logprobs=[-1.0]))
+            session.send(tokens=pb.Tokens(id=g.id, ids=ids("x")))
+            session.send(failed=pb.Failed(id=g.id, code=pb.FAILURE_INTERNAL, text="no"))
+        failed.append(g.id.attempt)
+        return len(failed) == 1
+
+    d.on_generate = fail_once
+    payloads, _ = events(complete(r, prompt="The quick", echo=True, max_tokens=0, logprobs=0, stream=True))
+    assert [(p["choices"][0]["text"], p["choices"][0]["finish_reason"]) for p in payloads] == [("The quick", None), ("", "length")]
+    assert failed == [1, 2]
+
+
 def test_one_prompt_fails_and_all_do(paper):
     r, d, _ = paper
     d.script = says_its_prompt

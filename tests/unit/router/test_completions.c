@@ -41,6 +41,8 @@ static void test_bad_bodies(void **state)
         {"{\"model\":\"m\",\"prompt\":\"a\",\"logprobs\":true}", "logprobs"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"logprobs\":21}", "logprobs"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens"},
+        {"{\"model\":\"m\",\"prompt\":\"a\",\"max_tokens\":0,\"echo\":false}", "max_tokens"},
+        {"{\"model\":\"m\",\"prompt\":\"a\",\"max_tokens\":-1,\"echo\":true}", "max_tokens"},
         {"{\"model\":\"m\",\"prompt\":\"a\",\"n\":5}", "n"},
     };
 
@@ -77,7 +79,14 @@ static void test_prompts(void **state)
     assert_int_equal(ask.prompt.len, 3);
     assert_int_equal(ask.prompt.data[2], 7);
     assert_true(ask.has_max_tokens && ask.max_tokens == 3 && ask.logprobs && ask.echo);
+    assert_false(dmk_ask_is_prompt_only(&ask));
     assert_int_equal(ask.top_logprobs, 0);
+    dmk_ask_fini(&ask);
+
+    assert_int_equal(
+        parse("{\"model\":\"m\",\"prompt\":\"a\",\"echo\":true,\"max_tokens\":0}", &ask, &error),
+        0);
+    assert_true(dmk_ask_is_prompt_only(&ask));
     dmk_ask_fini(&ask);
 
     assert_int_equal(
