@@ -171,3 +171,12 @@ def test_secure_patches(topology, patch, tmp_path):
     prefix = f"DAMASK_{role.upper()}_"
     for e in given:
         assert dumped[e["name"][len(prefix):].lower().replace("_", "-")] == e["value"], e
+
+
+def test_metrics_of_the_page_exist():
+    text = (ROOT / "deploy" / "README.md").read_text()
+    named = set(re.findall(r"`((?:damask_|vllm:)[a-z_]+)`", text))
+    sources = "".join(p.read_text() for folder in ("common/worker", "router", "prefill", "decode")
+                      for p in (ROOT / folder).glob("*.c"))
+    assert len(named) > 10
+    assert {n for n in named if f'"{n}"' not in sources} == set()
