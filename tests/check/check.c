@@ -197,6 +197,27 @@ static const struct {
 } tests[] = {{"exp", check_exp},     {"linear", check_linear}, {"rows", check_rows},
              {"pages", check_pages}, {"attn", check_attn},     {"moe", check_moe}};
 
+static bool is_test(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+        found = found || strcmp(tests[i].name, name) == 0;
+    }
+    return found;
+}
+
+/* Also where a name is unknown: what runs nothing must not pass. */
+static int tell_usage(void)
+{
+    fprintf(stderr, "usage: check [--bench] [--test NAME] [--variant avx2|avx512|ref] [--seed N] "
+                    "[--repeat N]\ntests:");
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+        fprintf(stderr, " %s", tests[i].name);
+    }
+    fprintf(stderr, "\n");
+    return 2;
+}
+
 static void run_tests(struct check *c, const char *only, uint64_t seed)
 {
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
@@ -235,9 +256,15 @@ int main(int argc, char **argv)
             repeat = (uint32_t)strtoul(value, NULL, 0);
             i++;
         } else {
-            fprintf(stderr, "check: unknown option %s\n", argv[i]);
-            return 2;
+            return tell_usage();
         }
+    }
+    bool known = !variant;
+    for (size_t v = 0; v < sizeof(variants) / sizeof(variants[0]); v++) {
+        known = known || strcmp(variant, variants[v]) == 0;
+    }
+    if (!known || repeat == 0 || (test && !is_test(test))) {
+        return tell_usage();
     }
     shuffle.base = (struct dmk_stream){1, dmk_kernels_scratch_bytes(MAX_K), run_shuffled};
     shuffle.check = &c;

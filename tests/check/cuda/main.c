@@ -308,6 +308,26 @@ static const struct {
              {"attn", check_attn},     {"moe", check_moe},     {"sample", check_sample},
              {"engine", check_engine}, {"ranks", check_ranks}};
 
+/* Also where a name is unknown: what runs nothing must not pass. */
+static int tell_usage(void)
+{
+    fprintf(stderr, "usage: check_cuda [--bench] [--test NAME] [--seed N]\ntests:");
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+        fprintf(stderr, " %s", tests[i].name);
+    }
+    fprintf(stderr, "\n");
+    return 2;
+}
+
+static bool is_test(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+        found = found || strcmp(tests[i].name, name) == 0;
+    }
+    return found;
+}
+
 int main(int argc, char **argv)
 {
     struct device d = {.seed = dmk_random_u64()};
@@ -325,9 +345,11 @@ int main(int argc, char **argv)
             d.seed = strtoull(value, NULL, 0);
             i++;
         } else {
-            fprintf(stderr, "check_cuda: unknown option %s\n", argv[i]);
-            return 2;
+            return tell_usage();
         }
+    }
+    if (only && !is_test(only)) {
+        return tell_usage();
     }
     if (dmk_backend_open("cuda", &conf, &d.be, &error) != 0) {
         printf("check_cuda: skipped: %s\n", error.text);
