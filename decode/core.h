@@ -87,11 +87,7 @@ struct dmk_decode_event {
             uint32_t n_tokens, n_cached, n_preemptions;
             uint64_t queue_us, prefill_us, transfer_us, transfer_bytes, decode_us;
         } finished;
-        struct {
-            enum dmk_failure code;
-            const char *text;
-            uint32_t retry_after_ms;
-        } failed;
+        struct dmk_failed failed;
         struct {
             struct dmk_id128 cookie;
             uint64_t p_incarnation;

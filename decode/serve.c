@@ -1,10 +1,9 @@
 /* Between the worker's shell and the decode core. Everything is on the loop but run_step. */
 #include "decode/serve.h"
 
-#include <stdio.h>
-#include <string.h>
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "decode/metrics.h"
 #include "decode/wire.h"
 
 struct serve {
@@ -13,12 +12,7 @@ struct serve {
     struct dmk_worker *worker;
     struct dmk_decode_core *core;
     struct dmk_decode_step *step;
-    struct {
-        struct dmk_gauge *unclaimed, *claimed, *draining_tickets, *draining_pages, *refusing;
-        struct dmk_counter *local, *remote, *refused, *expired, *failed;
-        struct dmk_counter *masks, *masks_computed, *masks_uncached, *mask_seconds;
-        struct dmk_gauge *mask_max_seconds, *automata, *automata_bytes;
-    } metrics;
+    struct dmk_decode_metrics metrics;
 };
 
 static uint64_t now_of(const struct serve *s)
@@ -46,12 +40,10 @@ static void on_event(void *ud, const struct dmk_decode_event *event)
                         event->kind == DMK_DECODE_QUIET_ASK ? DMK_ROUTER_ALL : event->router};
 
     if (event->kind == DMK_DECODE_FAILED) {
-        char req[33];
-
-        dmk_request_id_format(event->id, req);
-        dmk_log_info("req=%s attempt=%u failed: %s", req, event->id.attempt, event->failed.text);
+        dmk_worker_fail(s->worker, event->router, event->id, &event->failed);
+    } else {
+        dmk_decode_wire_event(event, dmk_worker_incarnation(s->worker), emit_message, &to);
     }
-    dmk_decode_wire_event(event, dmk_worker_incarnation(s->worker), emit_message, &to);
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -84,15 +76,6 @@ static void on_turn(void *ud)
 
 /* ---------------------------------------------------------------- messages */
 
-static void fail(struct serve *s, uint32_t router, struct dmk_request_id id, const char *text)
-{
-    struct dmk_decode_event event = {.kind = DMK_DECODE_FAILED, .router = router, .id = id};
-
-    event.failed.code = DMK_FAILURE_INVALID;
-    event.failed.text = text;
-    on_event(s, &event);
-}
-
 /* One line for each request, so that its x-request-id is found here too. */
 static void log_request(const struct dmk_decode_request *r, const char *request_id)
 {
@@ -111,7 +94,9 @@ static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *m
     const char *fault = dmk_decode_wire_request(message, router, &wire, &request);
 
     if (fault) {
-        fail(s, router, request.id, fault);
+        const struct dmk_failed why = {.code = DMK_FAILURE_INVALID, .text = fault};
+
+        dmk_worker_fail(s->worker, router, request.id, &why);
     } else {
         log_request(&request, message->request_id);
         dmk_decode_generate(s->core, &request, now_of(s));
@@ -274,82 +259,7 @@ static void collect(void *ud)
     struct serve *s = ud;
     const struct dmk_decode_load l = dmk_decode_load(s->core);
 
-    dmk_gauge_set(s->metrics.unclaimed, l.receiver.n_unclaimed);
-    dmk_gauge_set(s->metrics.claimed, l.receiver.n_claimed);
-    dmk_gauge_set(s->metrics.draining_tickets, l.receiver.n_draining);
-    dmk_gauge_set(s->metrics.draining_pages, l.receiver.draining_pages);
-    dmk_gauge_set(s->metrics.refusing, l.receiver.refusing);
-    dmk_counter_raise(s->metrics.local, (double)l.n_local_prefills);
-    dmk_counter_raise(s->metrics.remote, (double)l.n_remote_prefills);
-    dmk_counter_raise(s->metrics.refused, (double)l.receiver.n_refused_claims);
-    dmk_counter_raise(s->metrics.expired, (double)l.receiver.n_expired);
-    dmk_counter_raise(s->metrics.failed, (double)l.receiver.n_failed);
-    dmk_counter_raise(s->metrics.masks, (double)l.constraints.walker.n_masks);
-    dmk_counter_raise(s->metrics.masks_computed, (double)l.constraints.walker.n_computed);
-    dmk_counter_raise(s->metrics.masks_uncached, (double)l.constraints.walker.n_uncached);
-    dmk_counter_raise(s->metrics.mask_seconds, (double)l.constraints.mask_ns / 1e9);
-    dmk_gauge_set(s->metrics.mask_max_seconds, (double)l.constraints.max_mask_ns / 1e9);
-    dmk_gauge_set(s->metrics.automata, l.constraints.n_automata);
-    dmk_gauge_set(s->metrics.automata_bytes, (double)l.constraints.bytes);
-}
-
-static struct dmk_gauge *ticket_gauge(struct serve *s, const char *state)
-{
-    char labels[600];
-
-    snprintf(labels, sizeof(labels), "%s,state=\"%s\"", dmk_worker_labels(s->worker), state);
-    return dmk_gauge_new(dmk_worker_metrics(s->worker), "damask_tickets", labels,
-                         "Tickets for page transfers by state.");
-}
-
-static void make_constraint_metrics(struct serve *s)
-{
-    struct dmk_metrics *m = dmk_worker_metrics(s->worker);
-    const char *labels = dmk_worker_labels(s->worker);
-
-    s->metrics.masks = dmk_counter_new(m, "damask_constraint_masks_total", labels,
-                                       "Tokens that were sampled under a constraint.");
-    s->metrics.masks_computed =
-        dmk_counter_new(m, "damask_constraint_masks_computed_total", labels,
-                        "Masks of wide states that were computed because none was kept.");
-    s->metrics.masks_uncached =
-        dmk_counter_new(m, "damask_constraint_masks_uncached_total", labels,
-                        "Masks of wide states that were computed and could not be kept.");
-    s->metrics.mask_seconds =
-        dmk_counter_new(m, "damask_constraint_mask_seconds_total", labels, "Time spent on masks.");
-    s->metrics.mask_max_seconds = dmk_gauge_new(m, "damask_constraint_mask_max_seconds", labels,
-                                                "The longest time that a mask took so far.");
-    s->metrics.automata =
-        dmk_gauge_new(m, "damask_constraints", labels, "Automata that are loaded.");
-    s->metrics.automata_bytes =
-        dmk_gauge_new(m, "damask_constraint_bytes", labels, "Their memory.");
-}
-
-static void make_metrics(struct serve *s)
-{
-    struct dmk_metrics *m = dmk_worker_metrics(s->worker);
-    const char *labels = dmk_worker_labels(s->worker);
-
-    s->metrics.unclaimed = ticket_gauge(s, "unclaimed");
-    s->metrics.claimed = ticket_gauge(s, "claimed");
-    s->metrics.draining_tickets = ticket_gauge(s, "draining");
-    s->metrics.draining_pages =
-        dmk_gauge_new(m, "damask_draining_pages", labels,
-                      "Pages of dead tickets that wait for the last word of a prefill worker.");
-    s->metrics.refusing = dmk_gauge_new(
-        m, "damask_refusing_claims", labels,
-        "1 while a prefill worker has left so many pages draining that its claims are refused.");
-    s->metrics.local = dmk_counter_new(m, "damask_local_prefills_total", labels,
-                                       "Prompts that this decode worker computed itself.");
-    s->metrics.remote = dmk_counter_new(m, "damask_remote_prefills_total", labels,
-                                        "Prompts for which a ticket was handed out.");
-    s->metrics.refused =
-        dmk_counter_new(m, "damask_refused_claims_total", labels, "Claims that were answered no.");
-    s->metrics.expired = dmk_counter_new(m, "damask_expired_tickets_total", labels,
-                                         "Tickets that nobody claimed in time.");
-    s->metrics.failed =
-        dmk_counter_new(m, "damask_failed_transfers_total", labels, "Claimed tickets that failed.");
-    make_constraint_metrics(s);
+    dmk_decode_metrics_set(&s->metrics, &l);
 }
 
 /* ---------------------------------------------------------------- life */
@@ -405,7 +315,7 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
                                                       : DMK_DECODE_MAX_CHOICES};
 
         dmk_worker_set_limits(worker, &limits);
-        make_metrics(s);
+        dmk_decode_metrics_make(worker, &s->metrics);
     }
     return r;
 }

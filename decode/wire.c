@@ -5,11 +5,6 @@
 
 #define MAX_SCORES 64 /* prompt tokens in one message */
 
-struct dmk_request_id dmk_decode_wire_id(const Damask__V1__RequestId *id)
-{
-    return id ? (struct dmk_request_id){id->hi, id->lo, id->attempt} : (struct dmk_request_id){0};
-}
-
 static void read_sampling(const Damask__V1__Sampling *s, struct dmk_sample_params *ret)
 {
     *ret = (struct dmk_sample_params){.top_p = 1, .repetition_penalty = 1};
@@ -34,10 +29,11 @@ static void read_sampling(const Damask__V1__Sampling *s, struct dmk_sample_param
 const char *dmk_decode_wire_request(const Damask__V1__Generate *m, uint32_t router,
                                     struct dmk_decode_wire *wire, struct dmk_decode_request *ret)
 {
-    *ret = (struct dmk_decode_request){.router = router, .id = dmk_decode_wire_id(m->id)};
+    *ret = (struct dmk_decode_request){.router = router};
     if (!m->id) {
         return "the request has no id";
     }
+    ret->id = dmk_request_id_of(m->id);
     if (m->n_prompt > UINT32_MAX || m->n_stop_ids > DMK_DECODE_MAX_STOP_IDS) {
         return "more stop ids or prompt tokens than a request may have";
     }
@@ -60,16 +56,6 @@ const char *dmk_decode_wire_request(const Damask__V1__Generate *m, uint32_t rout
     ret->echo_logprobs = m->echo_logprobs;
     ret->force_local = m->force_local;
     return NULL;
-}
-
-static Damask__V1__RequestId id_of(const struct dmk_decode_event *event)
-{
-    Damask__V1__RequestId id = DAMASK__V1__REQUEST_ID__INIT;
-
-    id.hi = event->id.hi;
-    id.lo = event->id.lo;
-    id.attempt = event->id.attempt;
-    return id;
 }
 
 /* The likeliest tokens of one position; entries and pointers have room for DMK_SAMPLE_MAX_TOP. */
@@ -170,21 +156,6 @@ static void emit_finished(const struct dmk_decode_event *e, Damask__V1__RequestI
     emit(ud, &event);
 }
 
-static void emit_failed(const struct dmk_decode_event *e, Damask__V1__RequestId *id,
-                        dmk_decode_wire_emit emit, void *ud)
-{
-    Damask__V1__Failed m = DAMASK__V1__FAILED__INIT;
-    Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
-
-    m.id = id;
-    m.code = (Damask__V1__FailureCode)e->failed.code;
-    m.text = (char *)(uintptr_t)e->failed.text; /* packing only reads it */
-    m.retry_after_ms = e->failed.retry_after_ms;
-    event.body_case = DAMASK__V1__WORKER_EVENT__BODY_FAILED;
-    event.failed = &m;
-    emit(ud, &event);
-}
-
 static void emit_reserved(const struct dmk_decode_event *e, Damask__V1__RequestId *id,
                           dmk_decode_wire_emit emit, void *ud)
 {
@@ -233,7 +204,7 @@ static void emit_quiet_ask(const struct dmk_decode_event *e, uint64_t incarnatio
 void dmk_decode_wire_event(const struct dmk_decode_event *e, uint64_t incarnation,
                            dmk_decode_wire_emit emit, void *ud)
 {
-    Damask__V1__RequestId id = id_of(e);
+    Damask__V1__RequestId id = dmk_request_id_message(e->id);
 
     switch (e->kind) {
     case DMK_DECODE_RESERVED:
@@ -251,13 +222,11 @@ void dmk_decode_wire_event(const struct dmk_decode_event *e, uint64_t incarnatio
     case DMK_DECODE_FINISHED:
         emit_finished(e, &id, emit, ud);
         break;
-    case DMK_DECODE_FAILED:
-        emit_failed(e, &id, emit, ud);
-        break;
     case DMK_DECODE_QUIET_ASK:
         emit_quiet_ask(e, incarnation, emit, ud);
         break;
+    case DMK_DECODE_FAILED: /* dmk_worker_fail tells it */
     default:
-        dmk_unreachable("unknown event");
+        dmk_unreachable("no event for here");
     }
 }

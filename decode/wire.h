@@ -2,7 +2,7 @@
 #pragma once
 
 #include "decode/core.h"
-#include "common/rpc/msg.h"
+#include "common/worker/wire.h"
 
 /* Where a request points into while the core reads it. */
 struct dmk_decode_wire {
@@ -14,9 +14,8 @@ struct dmk_decode_wire {
 const char *dmk_decode_wire_request(const Damask__V1__Generate *message, uint32_t router,
                                     struct dmk_decode_wire *wire, struct dmk_decode_request *ret);
 
-struct dmk_request_id dmk_decode_wire_id(const Damask__V1__RequestId *id);
-
-/* Builds the message of an event on the stack and hands it to emit, which packs it before it returns. */
+/* Builds the message of an event on the stack and hands it to emit, which packs it before it returns. Any event
+ * but FAILED, which dmk_worker_fail tells. */
 typedef void (*dmk_decode_wire_emit)(void *ud, const Damask__V1__WorkerEvent *event);
 void dmk_decode_wire_event(const struct dmk_decode_event *event, uint64_t incarnation,
                            dmk_decode_wire_emit emit, void *ud);

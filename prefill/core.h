@@ -52,11 +52,7 @@ struct dmk_prefill_event {
             uint32_t n_computed, n_cached; /* tokens of the prompt */
             uint64_t queue_us, compute_us, transfer_us, transfer_bytes;
         } done;
-        struct {
-            enum dmk_failure code;
-            const char *text;
-            uint32_t retry_after_ms;
-        } failed;
+        struct dmk_failed failed;
         struct {
             struct dmk_id128 cookie;
             uint64_t d_incarnation;

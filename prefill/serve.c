@@ -1,7 +1,6 @@
 /* Between the worker's shell and the prefill core. Everything is on the loop but run_step and on_layer. */
 #include "prefill/serve.h"
 
-#include <stdio.h>
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -26,12 +25,13 @@ static uint64_t now_of(const struct serve *s)
 
 /* ---------------------------------------------------------------- events */
 
-static void emit_done(struct serve *s, const struct dmk_prefill_event *e, Damask__V1__RequestId *id)
+static void emit_done(struct serve *s, const struct dmk_prefill_event *e)
 {
+    Damask__V1__RequestId id = dmk_request_id_message(e->id);
     Damask__V1__PrefillDone m = DAMASK__V1__PREFILL_DONE__INIT;
     Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
 
-    m.id = id;
+    m.id = &id;
     m.n_computed = e->done.n_computed;
     m.n_cached = e->done.n_cached;
     m.queue_us = e->done.queue_us;
@@ -40,25 +40,6 @@ static void emit_done(struct serve *s, const struct dmk_prefill_event *e, Damask
     m.transfer_bytes = e->done.transfer_bytes;
     event.body_case = DAMASK__V1__WORKER_EVENT__BODY_PREFILL_DONE;
     event.prefill_done = &m;
-    dmk_worker_emit(s->worker, e->router, &event);
-}
-
-static void emit_failed(struct serve *s, const struct dmk_prefill_event *e,
-                        Damask__V1__RequestId *id)
-{
-    Damask__V1__Failed m = DAMASK__V1__FAILED__INIT;
-    Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
-    char req[33];
-
-    dmk_request_id_format(e->id, req);
-    dmk_log_info("req=%s attempt=%u failed: %s", req, e->id.attempt, e->failed.text);
-
-    m.id = id;
-    m.code = (Damask__V1__FailureCode)e->failed.code;
-    m.text = (char *)(uintptr_t)e->failed.text; /* packing only reads it */
-    m.retry_after_ms = e->failed.retry_after_ms;
-    event.body_case = DAMASK__V1__WORKER_EVENT__BODY_FAILED;
-    event.failed = &m;
     dmk_worker_emit(s->worker, e->router, &event);
 }
 
@@ -78,17 +59,13 @@ static void emit_closed_word(struct serve *s, const struct dmk_prefill_event *e)
 static void on_event(void *ud, const struct dmk_prefill_event *e)
 {
     struct serve *s = ud;
-    Damask__V1__RequestId id = DAMASK__V1__REQUEST_ID__INIT;
 
-    id.hi = e->id.hi;
-    id.lo = e->id.lo;
-    id.attempt = e->id.attempt;
     switch (e->kind) {
     case DMK_PREFILL_DONE:
-        emit_done(s, e, &id);
+        emit_done(s, e);
         break;
     case DMK_PREFILL_FAILED:
-        emit_failed(s, e, &id);
+        dmk_worker_fail(s->worker, e->router, e->id, &e->failed);
         break;
     case DMK_PREFILL_CLOSED_WORD:
         emit_closed_word(s, e);
@@ -157,7 +134,7 @@ static void on_prefill(void *ud, uint32_t router, const Damask__V1__Prefill *m)
     struct serve *s = ud;
     const struct dmk_prefill_request request = {
         .router = router,
-        .id = {m->id->hi, m->id->lo, m->id->attempt},
+        .id = dmk_request_id_of(m->id),
         .prompt = m->prompt,
         .n_prompt = (uint32_t)m->n_prompt,
         .ticket = {m->ticket.data, m->ticket.len},

@@ -36,3 +36,10 @@ enum dmk_failure {
     DMK_FAILURE_INTERNAL = 8,
     DMK_FAILURE_CANCELLED = 9,
 };
+
+/* Why a request is over without an answer. */
+struct dmk_failed {
+    enum dmk_failure code;
+    const char *text;        /* a sentence for the client */
+    uint32_t retry_after_ms; /* 0: the worker has no advice */
+};

@@ -15,11 +15,6 @@ static uint32_t index_of(const struct dmk_worker__router *r)
     return (uint32_t)(r - r->worker->routers);
 }
 
-static struct dmk_request_id id_of(const Damask__V1__RequestId *id)
-{
-    return (struct dmk_request_id){.hi = id->hi, .lo = id->lo, .attempt = id->attempt};
-}
-
 /* ---- events out ---- */
 
 static void add_event(struct dmk_worker__router *r, const Damask__V1__WorkerEvent *event)
@@ -44,6 +39,32 @@ void dmk_worker_emit(struct dmk_worker *w, uint32_t router, const Damask__V1__Wo
     dmk_worker__kick(w);
 }
 
+static void emit_failed(struct dmk_worker *w, uint32_t router, struct dmk_request_id id,
+                        const struct dmk_failed *why)
+{
+    Damask__V1__RequestId request = dmk_request_id_message(id);
+    Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
+    Damask__V1__Failed failed = DAMASK__V1__FAILED__INIT;
+
+    failed.id = &request;
+    failed.code = (Damask__V1__FailureCode)why->code;
+    failed.text = (char *)(uintptr_t)why->text; /* packing only reads it */
+    failed.retry_after_ms = why->retry_after_ms;
+    event.body_case = DAMASK__V1__WORKER_EVENT__BODY_FAILED;
+    event.failed = &failed;
+    dmk_worker_emit(w, router, &event);
+}
+
+void dmk_worker_fail(struct dmk_worker *w, uint32_t router, struct dmk_request_id id,
+                     const struct dmk_failed *why)
+{
+    char req[33];
+
+    dmk_request_id_format(id, req);
+    dmk_log_info("req=%s attempt=%u failed: %s", req, id.attempt, why->text);
+    emit_failed(w, router, id, why);
+}
+
 void dmk_worker__routers_flush(struct dmk_worker *w)
 {
     for (uint32_t i = 0; i < DMK_MAX_ROUTERS; i++) {
@@ -60,20 +81,6 @@ void dmk_worker__routers_flush(struct dmk_worker *w)
         }
         dmk_buf_reset(&r->batch);
     }
-}
-
-static void fail_request(struct dmk_worker__router *r, Damask__V1__RequestId *id,
-                         enum dmk_failure code, const char *text)
-{
-    Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
-    Damask__V1__Failed failed = DAMASK__V1__FAILED__INIT;
-
-    failed.id = id;
-    failed.code = (Damask__V1__FailureCode)code;
-    failed.text = (char *)(uintptr_t)text; /* only read */
-    event.body_case = DAMASK__V1__WORKER_EVENT__BODY_FAILED;
-    event.failed = &failed;
-    dmk_worker_emit(r->worker, index_of(r), &event);
 }
 
 /* ---- hello ---- */
@@ -177,17 +184,26 @@ static void take_hello(struct dmk_worker__router *r, const Damask__V1__RouterHel
 
 /* ---- messages in ---- */
 
+/* A request that the role never sees: its router is told, the log is not. */
+static void refuse(struct dmk_worker__router *r, const Damask__V1__RequestId *id,
+                   enum dmk_failure code, const char *text)
+{
+    const struct dmk_failed why = {.code = code, .text = text};
+
+    emit_failed(r->worker, index_of(r), dmk_request_id_of(id), &why);
+}
+
 static void take_generate(struct dmk_worker__router *r, const Damask__V1__Generate *g)
 {
     struct dmk_worker *w = r->worker;
     struct dmk_error err;
 
     if (!w->role->on_generate) {
-        fail_request(r, g->id, DMK_FAILURE_INVALID, "this is a prefill worker");
+        refuse(r, g->id, DMK_FAILURE_INVALID, "this is a prefill worker");
     } else if (w->phase != DMK_WORKER__READY) {
-        fail_request(r, g->id, DMK_FAILURE_DRAINING, "this worker is draining");
+        refuse(r, g->id, DMK_FAILURE_DRAINING, "this worker is draining");
     } else if (dmk_msg_generate_check(g, &w->limits, &err) < 0) {
-        fail_request(r, g->id, DMK_FAILURE_INVALID, err.text);
+        refuse(r, g->id, DMK_FAILURE_INVALID, err.text);
     } else {
         w->role->on_generate(w->role->ud, index_of(r), g);
     }
@@ -199,11 +215,11 @@ static void take_prefill(struct dmk_worker__router *r, const Damask__V1__Prefill
     struct dmk_error err;
 
     if (!w->role->on_prefill) {
-        fail_request(r, p->id, DMK_FAILURE_INVALID, "this is a decode worker");
+        refuse(r, p->id, DMK_FAILURE_INVALID, "this is a decode worker");
     } else if (w->phase != DMK_WORKER__READY) {
-        fail_request(r, p->id, DMK_FAILURE_DRAINING, "this worker is draining");
+        refuse(r, p->id, DMK_FAILURE_DRAINING, "this worker is draining");
     } else if (dmk_msg_prefill_check(p, &w->limits, &err) < 0) {
-        fail_request(r, p->id, DMK_FAILURE_INVALID, err.text);
+        refuse(r, p->id, DMK_FAILURE_INVALID, err.text);
     } else {
         w->role->on_prefill(w->role->ud, index_of(r), p);
     }
@@ -234,7 +250,7 @@ static void take_message(struct dmk_worker__router *r, const Damask__V1__RouterM
         take_prefill(r, m->prefill);
         break;
     case DAMASK__V1__ROUTER_MESSAGE__BODY_CANCEL:
-        role->on_cancel(role->ud, index_of(r), id_of(m->cancel->id));
+        role->on_cancel(role->ud, index_of(r), dmk_request_id_of(m->cancel->id));
         break;
     case DAMASK__V1__ROUTER_MESSAGE__BODY_VOCABULARY:
         take_vocabulary(r, m->vocabulary);

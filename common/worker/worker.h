@@ -26,6 +26,7 @@
 #include "common/worker/engine_port.h"
 #include "common/worker/options.h"
 #include "common/worker/request.h"
+#include "common/worker/wire.h"
 #include "common/xfer/xfer.h"
 
 struct dmk_worker;
@@ -124,6 +125,9 @@ void dmk_worker_set_limits(struct dmk_worker *worker, const struct dmk_msg_limit
  * counted for the metrics. */
 void dmk_worker_emit(struct dmk_worker *worker, uint32_t router,
                      const Damask__V1__WorkerEvent *event);
+/* Tells the router that its request is over without an answer, and says so in the log. */
+void dmk_worker_fail(struct dmk_worker *worker, uint32_t router, struct dmk_request_id id,
+                     const struct dmk_failed *why);
 
 /* Runs run on the engine's thread, then done on the loop. One at a time (asserted). */
 void dmk_worker_step(struct dmk_worker *worker, dmk_loop_fn run, dmk_loop_fn done, void *ud);

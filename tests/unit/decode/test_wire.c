@@ -178,15 +178,6 @@ static void others(void **state)
     e.finished.stopped = false;
     assert_int_equal(send(&sink, &e)->finished->reason, DAMASK__V1__FINISH_REASON__FINISH_LENGTH);
 
-    e = (struct dmk_decode_event){.kind = DMK_DECODE_FAILED};
-    e.failed.code = DMK_FAILURE_FULL;
-    e.failed.text = "no room";
-    e.failed.retry_after_ms = 250;
-    m = send(&sink, &e);
-    assert_int_equal(m->failed->code, DAMASK__V1__FAILURE_CODE__FAILURE_FULL);
-    assert_string_equal(m->failed->text, "no room");
-    assert_int_equal(m->failed->retry_after_ms, 250);
-
     e = (struct dmk_decode_event){.kind = DMK_DECODE_RESERVED};
     e.reserved.needs_prefill = true;
     e.reserved.ticket = (struct dmk_bytes){ticket, 3};

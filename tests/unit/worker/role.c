@@ -89,10 +89,14 @@ static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *g
     Damask__V1__Reserved reserved = DAMASK__V1__RESERVED__INIT;
 
     atomic_fetch_add(&r->n_generate, 1);
+    if (r->fail_with) {
+        dmk_worker_fail(r->worker, router, dmk_request_id_of(g->id), r->fail_with);
+        return;
+    }
     dmk_assert(!r->busy);
     r->busy = true;
     r->router = router;
-    r->id = (struct dmk_request_id){.hi = g->id->hi, .lo = g->id->lo, .attempt = g->id->attempt};
+    r->id = dmk_request_id_of(g->id);
     r->n_ids = (uint32_t)g->n_prompt;
     memcpy(r->ids, g->prompt, g->n_prompt * sizeof(*g->prompt));
     r->at = 0;
@@ -116,16 +120,13 @@ static void step_done(void *ud)
 {
     struct test_role *r = ud;
     Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
-    Damask__V1__RequestId id = DAMASK__V1__REQUEST_ID__INIT;
+    Damask__V1__RequestId id = dmk_request_id_message(r->id);
     Damask__V1__Tokens tokens = DAMASK__V1__TOKENS__INIT;
     Damask__V1__Finished finished = DAMASK__V1__FINISHED__INIT;
 
     if (!r->busy) {
         return; /* cancelled meanwhile */
     }
-    id.hi = r->id.hi;
-    id.lo = r->id.lo;
-    id.attempt = r->id.attempt;
     tokens.id = &id;
     tokens.first_index = r->at;
     tokens.ids = &r->ids[r->at++];

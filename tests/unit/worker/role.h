@@ -11,6 +11,8 @@ struct test_role {
     bool fail_open_engine, fail_step, bad_logits;
     bool never_idle;
     unsigned n_blocks; /* listed */
+    /* Every generate is answered with this failure; NULL: with its prompt. */
+    const struct dmk_failed *fail_with;
     /* The engine's thread waits for these when hold is set. */
     atomic_bool hold_open, hold_step;
     sem_t open_gate, step_gate;

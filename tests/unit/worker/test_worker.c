@@ -485,6 +485,30 @@ static void bad_requests_are_failed_by_id(void **state)
     assert_has("damask_requests_failed_total{model_name=\"tiny\",code=\"invalid\"} 2\n");
 }
 
+static void a_failure_of_the_role_is_told(void **state)
+{
+    static const uint32_t prompt[] = {5};
+    const struct dmk_failed why = {
+        .code = DMK_FAILURE_FULL, .text = "no room", .retry_after_ms = 250};
+
+    (void)state;
+    role.fail_with = &why;
+    greet(&a, "r1", 1);
+    run_until(a_greeted);
+    say_generate(&a, 14, prompt, 1, 0);
+    want_events = 3;
+    run_until(a_has);
+    role.fail_with = NULL;
+    IS(2, FAILED);
+    assert_int_equal(a.events[2]->failed->id->lo, 14);
+    assert_int_equal(a.events[2]->failed->id->attempt, 2);
+    assert_int_equal(a.events[2]->failed->code, DAMASK__V1__FAILURE_CODE__FAILURE_FULL);
+    assert_string_equal(a.events[2]->failed->text, "no room");
+    assert_int_equal(a.events[2]->failed->retry_after_ms, 250);
+    talk(admin_port, get("/metrics"));
+    assert_has("damask_requests_failed_total{model_name=\"tiny\",code=\"full\"} 1\n");
+}
+
 static void other_messages_reach_the_role(void **state)
 {
     Damask__V1__RouterMessage m = DAMASK__V1__ROUTER_MESSAGE__INIT;
@@ -849,6 +873,7 @@ int main(void)
         ON_WORKER(hello_blocks_and_load),
         ON_WORKER(a_request_runs_and_its_events_come_back),
         ON_WORKER(bad_requests_are_failed_by_id),
+        ON_WORKER(a_failure_of_the_role_is_told),
         ON_WORKER(other_messages_reach_the_role),
         ON_WORKER(breaking_the_protocol_ends_the_stream),
         ON_WORKER(a_router_that_comes_again_takes_its_place),
