@@ -357,6 +357,10 @@ int main(int argc, char **argv)
     for (uint32_t i = DEVICE; argc > 1 && i <= TWO_DEVICES; i++) {
         place = strcmp(argv[1], words[i]) == 0 ? (enum place)i : place;
     }
+    if (argc > 1 && place == HOST && argv[1][0] == '-') {
+        (void)fprintf(stderr, "usage: bench_xfer [--device | --two-devices] [COMMIT]\n");
+        return 2;
+    }
     print_machine(argc > 1 + (place != HOST) ? argv[1 + (place != HOST)] : "not given");
     if (place != HOST) {
         failed |= run_apart("cuda", place);

@@ -506,6 +506,9 @@ def main():
     args.transports, args.worker_args = args.transports.split(","), args.worker_args.split()
     args.prefill_args = args.prefill_args.split()
     names = args.only.split(",") if args.only else [*TESTS, "answers", "ranks", *(["share"] if args.backend == "cuda" else [])]
+    for name in names:
+        if name not in (*TESTS, "answers", "ranks", "share"):
+            parser.error(f"--only: no test is called '{name}'")
     if args.backend == "cuda" and not os.path.exists("/dev/nvidiactl"):
         print("gpu tests: skipped, this machine has no NVIDIA device")
         return 77

@@ -1,7 +1,8 @@
-"""./dev says what its commands do, without building anything for it."""
+"""./dev says what its commands do, without building anything for it; names that nothing has are refused."""
 
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +33,9 @@ def test_benches_are_listed():
 def test_unknown_command():
     status, _, err = dev("nonsense")
     assert status == 2 and "no command 'nonsense'" in err and "usage: ./dev" in err
+
+
+def test_gpu_tests_of_unknown_names():
+    run = subprocess.run([sys.executable, ROOT / "tests" / "gpu" / "run.py", "--backend", "cpu", "--only", "equal,none"],
+                         capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2 and "no test is called 'none'" in run.stderr
