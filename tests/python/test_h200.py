@@ -145,3 +145,26 @@ def test_numbers_of_ranks_are_those_of_the_table():
                 return t[("gpt-oss-120b", *what)][column]
             check_row(cells, head, pick, table, n_seen)
     assert n_seen[0] == 22
+
+
+def test_numbers_beside_the_rival_are_those_of_one_call():
+    table = newest(rows_of(RESULTS / "h200.csv"))
+    with open(RESULTS / "rivals.csv") as f:
+        rivals = {(r["model"], r["phase"], int(r["batch"]), int(r["context"])): float(r["median_ms"])
+                  for r in csv.DictReader(f) if r["date"] == "2026-11-30"}
+    text = (ROOT / "docs" / "PERF.md").read_text()
+    lines = text[text.index("**Beside the rival in one call.**"):].split("\n\n")[1].strip().splitlines()
+    head = [int(c.split()[-1]) for c in lines[0].strip("|").split("|")[1:]]
+    n_seen = [0]
+    for line in lines[2:]:
+        name, *cells = line.strip("|").split("|")
+        model = "gpt-oss-" + name.strip().split(",")[0] if "damask" in name else model
+
+        def pick(_, size):
+            case = ("decode", size, 8192) if size < 1024 else ("prefill", 1, size)
+            form = "mxfp4" if size < 1024 else "fp8"
+            ours = float(table[(model, form, case[0], "1", "1", str(case[1]), str(case[2]))]["median_ms"])
+            theirs = rivals.get((model, *case), 0.0)
+            return ours if "damask" in name else theirs if name.strip() == "vLLM" else theirs / ours
+        check_row(cells, head, pick, table, n_seen)
+    assert n_seen[0] == 46
