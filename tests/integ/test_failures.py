@@ -6,6 +6,7 @@ ends with: living workers idle with their pages balanced, and the next request a
 """
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -77,6 +78,30 @@ def wait_running(workers, n=1):
 def holder(workers):
     wait_for(lambda: any(state(w).get("requests", 0) > 0 for w in workers))
     return [w for w in workers if state(w).get("requests", 0) > 0][0]
+
+
+def hang_in_transfer(c, role, seeds=range(1, 11), n=LONG, max_tokens=8):
+    """(request, worker): the worker of that role was stopped in the midst of the request's hand-over to the only decode
+    worker. On a busy machine the stroke may come late: then another request is tried.
+    """
+    d = c.decode[0]
+    for seed in itertools.islice(seeds, 10):
+        ask = Ask(c, n, max_tokens, seed)
+        wait_for(lambda: ask.first.is_set() or state(d)["tickets"]["claimed"] == 1)
+        p = next((p for p in c.prefill if state(p)["running"]), c.prefill[0])
+        hung = p if role == "prefill" else d
+        hung.signal(signal.SIGSTOP)
+        if role == "prefill":  # what it has begun stays open
+            tickets = state(d)["tickets"]
+            in_time = tickets["claimed"] + tickets["draining"] == 1
+        else:  # it can not have had what is yet to be computed
+            in_time = state(p)["tokens_waiting"] > 0
+        if in_time:
+            return ask, hung
+        hung.signal(signal.SIGCONT)
+        ask.leave()
+        wait_for(lambda: state(d)["requests"] == 0)
+    raise AssertionError("ten hand-overs ended before the stroke")
 
 
 def answered(ask):
@@ -219,9 +244,9 @@ def test_partition_between_prefill_and_decode(island, make, right, when):
              router_args=["--prefill-timeout", "5s"])
     assert Ask(c, 100, seed=4).text() == right(100, seed=4)
     if when == "claimed":
+        steps = state(c.prefill[0])["steps"]
         ask = Ask(c, LONG)
-        wait_running(c.prefill)
-        time.sleep(0.2)
+        wait_for(lambda: state(c.prefill[0])["steps"] > steps)  # the first pages are on their way
     cut(True)
     try:
         if when != "claimed":
@@ -282,7 +307,7 @@ def test_full_decode_pool(make, right):
     long = [Ask(c, 20, max_tokens=1000, seed=s) for s in range(11, 13)]
     wait_for(lambda: state(c.decode[0])["requests"] >= 1)
     queued = [Ask(c, 20, max_tokens=1000, seed=s) for s in range(13, 15)]
-    time.sleep(0.3)
+    wait_for(lambda: metric(c.url, "vllm:num_requests_waiting") == 2)
     status, wait = zip(*[post(c, prompt=prompt(20, s), max_tokens=1000) for s in (15, 16)])
     assert set(status) <= {429, 503} and all(w and int(w) >= 1 for w in wait), (status, wait)
     for s, ask in enumerate(long + queued, 11):

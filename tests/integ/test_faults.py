@@ -51,6 +51,7 @@ class Ask(threading.Thread):
 
     def __init__(self, cluster, n, max_tokens=8, seed=1):
         super().__init__(daemon=True)
+        self.seed = seed
         self.body = json.dumps({"model": cluster.model_name, "prompt": prompt(n, seed), "stream": True,
                                 "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
         host = cluster.url.split("//", 1)[1]

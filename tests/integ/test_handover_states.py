@@ -11,7 +11,8 @@ import pytest
 
 from cluster import get
 from conftest import metric
-from test_failures import LONG, alone, answered, holder, island, make, right, wait_running  # noqa: F401
+from test_failures import (LONG, alone, answered, hang_in_transfer, holder, island, make, right,  # noqa: F401
+                           wait_running)
 from test_faults import Ask, kill, state, wait_for
 from test_traffic import QUICK
 
@@ -25,23 +26,6 @@ def draining(worker):
     return s["tickets"]["draining_pages"], s["tickets"]["draining"]
 
 
-def hang_in_transfer(c, d, seeds):
-    """(request, its seed, the prefill worker that was stopped before its last page). On a busy machine the stroke may
-    come late: then another request is tried.
-    """
-    for seed in itertools.islice(seeds, 10):
-        ask = Ask(c, HALF, seed=seed)
-        wait_for(lambda: ask.first.is_set() or state(d)["tickets"]["claimed"] == 1)
-        victim = next((p for p in c.prefill if state(p)["running"]), c.prefill[0])
-        victim.signal(signal.SIGSTOP)
-        tickets = state(d)["tickets"]
-        if tickets["claimed"] + tickets["draining"] == 1:
-            return ask, seed, victim
-        victim.signal(signal.SIGCONT)
-        ask.text()
-    raise AssertionError("ten hand-overs ended before the stroke")
-
-
 # A prefill worker that hangs may still write where it writes by its own hand.
 
 def test_pages_that_a_hung_worker_may_write_stay_out_of_use(make, right):
@@ -50,9 +34,9 @@ def test_pages_that_a_hung_worker_may_write_stay_out_of_use(make, right):
     d = c.decode[0]
     seeds = itertools.count(1)
     for end in ("goes on", "killed"):
-        ask, seed, victim = hang_in_transfer(c, d, seeds)
+        ask, victim = hang_in_transfer(c, "prefill", seeds, HALF)
         try:
-            assert ask.text() == right(HALF, seed=seed)  # on the other one, when the transfer's time is over
+            assert ask.text() == right(HALF, seed=ask.seed)  # on the other one, when the transfer's time is over
             held = draining(d)
             assert held[0] >= HALF // 64 and held[1] == 1
             # Neither time nor other requests bring them back, and both are told.

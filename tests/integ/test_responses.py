@@ -1,7 +1,7 @@
 """The Responses API in front of workers of paper: every event in its order, by the official client's types."""
 
+import http.client
 import json
-import threading
 
 import openai
 import pytest
@@ -235,14 +235,13 @@ def test_bad_requests(paper):
 def test_failures(workers):
     d = workers("decode", script=says(LONG), token_delay_s=0.01)
     with Router(decode=[d], args=["--queue-timeout", "500ms"]) as r:
-        got = []
-        t = threading.Thread(target=lambda: got.append(ask(r, stream=True)))
-        t.start()
-        d.wait_for(lambda: d.messages("generate"))
-        threading.Event().wait(0.3)
+        c = http.client.HTTPConnection("127.0.0.1", r.port, timeout=30)
+        c.request("POST", "/v1/responses", json.dumps({"model": MODEL, "input": "Hi", "stream": True}))
+        answer, text = c.getresponse(), b""
+        while b"response.output_text.delta" not in text and (part := answer.read1(4096)):
+            text += part
         d.kill()
-        t.join()
-        events = stream_events(got[0][2])
+        events = stream_events((text + answer.read()).decode())
         response = openai_types.follow(events)
         assert response["status"] == "failed" and response["error"]["code"] == "server_error"
         assert response["output"][-1]["status"] == "incomplete" and events[-1]["type"] == "response.failed"

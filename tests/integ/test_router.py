@@ -483,8 +483,8 @@ def test_what_becomes_of_the_prefill_worker_later_is_nothing(workers, end):
         got = []
         thread = threading.Thread(target=lambda: got.append(r.chat()))
         thread.start()
-        time.sleep(0.15)  # some tokens have come
-        session, id = p.wait_for(lambda: asked)[0]
+        d.wait_for(lambda: answering(r))
+        session, id = asked[0]
         if end == "fails":
             session.send(failed=pb.Failed(id=id, code=pb.FAILURE_PEER, text="no answer from D"))
         else:

@@ -17,7 +17,7 @@ import pytest
 
 from cluster import get
 from conftest import metric, pools_balance
-from test_failures import alone, holder, make, post, right, wait_running  # noqa: F401
+from test_failures import alone, hang_in_transfer, holder, make, post, right, wait_running  # noqa: F401
 from test_faults import Ask, kill, prompt, state, wait_for
 
 LENGTH = 640  # tokens: 1.3 s in ten chunks
@@ -125,7 +125,6 @@ def test_max_tokens_is_exact(make, right, n):
 
 def test_twenty_transfers_lose_their_prefill_worker(make, right):
     c = make(1, 1, decode_args=["--transfer-budget", "4s", "--ticket-expiry", "4s", "--max-sequences", "64"],
-             prefill_args=["--prompt-token-us", "200"],
              router_args=["--no-local-prefill", "--queue-timeout", "1s", "--prefill-timeout", "5s"])
     first = state(c.decode[0])["incarnation"]
     asks = [Ask(c, LENGTH, seed=s) for s in range(1, 21)]
@@ -186,10 +185,10 @@ class Load(threading.Thread):
 def test_a_terminated_decode_worker_fails_no_request(make, right):
     c = make(2, 2, **QUICK)
     streams = [Ask(c, 20, max_tokens=600, seed=s) for s in range(20)]
+    victim = c.decode[0]
+    wait_for(lambda: state(victim)["requests"] >= 5)
     for s in streams:
         assert s.first.wait(30)
-    victim = c.decode[0]
-    assert state(victim)["requests"] >= 5
     load = Load(c, 50)
     time.sleep(0.3)
     victim.signal(signal.SIGTERM)
@@ -206,9 +205,7 @@ def test_a_terminated_decode_worker_fails_no_request(make, right):
 
 def test_a_terminated_prefill_worker_waits_for_its_answers(make, right):
     c = make(1, 1)
-    ask = Ask(c, LENGTH)
-    wait_for(lambda: state(c.prefill[0])["steps"] > 0)
-    c.decode[0].signal(signal.SIGSTOP)
+    ask, _ = hang_in_transfer(c, "decode", n=LENGTH)
     try:
         wait_for(lambda: state(c.prefill[0])["tokens_waiting"] == 0)
         c.prefill[0].signal(signal.SIGTERM)
@@ -216,7 +213,7 @@ def test_a_terminated_prefill_worker_waits_for_its_answers(make, right):
         assert c.prefill[0].alive()
     finally:
         c.decode[0].signal(signal.SIGCONT)
-    assert ask.text() == right(LENGTH)
+    assert ask.text() == right(LENGTH, seed=ask.seed)
     assert c.prefill[0].popen.wait(15) == 0
 
 
@@ -226,13 +223,14 @@ def test_a_killed_decode_worker_fails_what_it_held_alone(make, right):
     time.sleep(1)
     victim = c.decode[0]
     wait_for(lambda: state(victim).get("requests", 0) > 0)
-    seen, held = time.monotonic(), state(victim)["requests"]
+    placed = {a for a in list(load.asks) if a.first.is_set()}  # a worker has them, or had
+    held = state(victim)["requests"]
     kill(victim)
     killed = time.monotonic()
     time.sleep(1.5)
     asks = load.end()
     failed = [a for a in asks if a.failed()]
-    assert len(failed) <= held + 2 + sum(seen < a.begun < killed for a in asks)  # and what was on its way
+    assert len(failed) <= held + sum(a.begun < killed and a not in placed for a in asks)  # and what was on its way
     assert all(a.begun < killed + 0.05 for a in failed)
     for i, ask in enumerate(asks):
         if ask not in failed:
@@ -296,10 +294,8 @@ def cpu_s(worker):
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_waiting_for_a_peer_that_hangs_costs_no_cpu(make, role):
     c = make(1, 1, decode_args=["--transfer-budget", "30s"])
-    ask = Ask(c, LENGTH, max_tokens=2000)
-    wait_for(lambda: state(c.prefill[0])["steps"] > 0)  # claimed: pages are on their way
-    hung, waits = (c.prefill[0], c.decode[0]) if role == "decode" else (c.decode[0], c.prefill[0])
-    hung.signal(signal.SIGSTOP)
+    waits = getattr(c, role)[0]
+    ask, hung = hang_in_transfer(c, "prefill" if role == "decode" else "decode", n=LENGTH, max_tokens=2000)
     try:
         if role == "prefill":
             wait_for(lambda: state(waits)["tokens_waiting"] == 0)
