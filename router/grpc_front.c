@@ -457,6 +457,16 @@ void dmk_grpc_front_drain(struct dmk_grpc_front *front_)
     dmk_rpc_server_drain(front_->server);
 }
 
+uint32_t dmk_grpc_front_n_calls(const struct dmk_grpc_front *front_)
+{
+    return dmk_rpc_server_n_calls(front_->server);
+}
+
+bool dmk_grpc_front_is_drained(const struct dmk_grpc_front *front_)
+{
+    return dmk_rpc_server_is_drained(front_->server);
+}
+
 void dmk_grpc_front_free(struct dmk_grpc_front **front_)
 {
     if (*front_) {

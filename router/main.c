@@ -1,7 +1,7 @@
 /* damask-router: wiring only. Builds the objects, runs the loop, tears down in reverse.
  *
- * SIGTERM and SIGINT: readiness goes off at once, no new requests are taken, running ones have the
- * drain limit to end, then the loop stops. A second signal stops at once. SIGHUP reads certificates again. */
+ * SIGTERM and SIGINT: readiness goes off at once, no new requests are taken, running ones have the drain limit to end
+ * and to be read, then the loop stops. A second signal stops at once. SIGHUP reads certificates again. */
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +13,8 @@
 #include "router/openapi.h"
 #include "router/router.h"
 
-/* How long answers may take to leave once the last request has ended. */
+/* How long connections may take to close once nothing waits for a client, and answers to leave that wait when the
+ * drain limit is over. */
 #define FLUSH_LIMIT_NS DMK_NS_PER_S
 
 struct program {
@@ -33,10 +34,23 @@ struct program {
     char router_id[33];
 };
 
+/* Answers that are made, but which their clients have not read. */
+static uint32_t n_unread(const struct program *p)
+{
+    return dmk_http_server_n_answering(p->http) + (p->grpc ? dmk_grpc_front_n_calls(p->grpc) : 0);
+}
+
+static bool is_all_closed(const struct program *p)
+{
+    return dmk_http_server_n_connections(p->http) == 0 &&
+           (!p->grpc || dmk_grpc_front_is_drained(p->grpc));
+}
+
 /* While draining: every 10 ms. At first new requests are still taken, for the settling time. The HTTP port stays
  * open until the last request has ended, so that who comes late is told so (503) and probes are answered; each
  * answer ends its connection, so that the next try goes where a new connection goes. gRPC has a word for that,
- * and its port closes. At last connections go, with the bytes that wait. */
+ * and its port closes. What clients have not read when the last request has ended may wait for them as long as
+ * the drain limit; at last connections go. */
 static void check_drain(struct program *p)
 {
     const uint64_t now = dmk_loop_now_ns(p->router.loop);
@@ -63,7 +77,16 @@ static void check_drain(struct program *p)
         return;
     }
     dmk_http_server_drain(p->http);
-    if (dmk_http_server_n_connections(p->http) == 0 || now >= p->flush_deadline_ns) {
+    if (now < p->drain_deadline_ns && n_unread(p) > 0) {
+        p->flush_deadline_ns = now + FLUSH_LIMIT_NS;
+        return;
+    }
+    if (is_all_closed(p)) {
+        dmk_loop_stop(p->router.loop);
+    } else if (now >= p->flush_deadline_ns) {
+        if (n_unread(p) > 0) {
+            dmk_log_warn("answers cut off that their clients have not read: %u", n_unread(p));
+        }
         dmk_loop_stop(p->router.loop);
     }
 }

@@ -61,6 +61,8 @@ void dmk_http_server_drain(struct dmk_http_server *server);
  * or after it. */
 void dmk_http_server_free(struct dmk_http_server **server);
 uint32_t dmk_http_server_n_connections(const struct dmk_http_server *server);
+/* Of these, the ones whose answer is not made yet or waits for a client that does not read. Looks at each. */
+uint32_t dmk_http_server_n_answering(const struct dmk_http_server *server);
 
 /* All views live as long as the request. */
 struct dmk_str dmk_http_method(const struct dmk_http_req *req);

@@ -164,6 +164,18 @@ uint32_t dmk_http_server_n_connections(const struct dmk_http_server *server)
     return server->n_conns;
 }
 
+uint32_t dmk_http_server_n_answering(const struct dmk_http_server *server)
+{
+    uint32_t n = 0;
+
+    for (struct dmk_list *at = server->conns.next; at != &server->conns; at = at->next) {
+        const struct dmk_http__conn *conn = dmk_container_of(at, struct dmk_http__conn, node);
+
+        n += conn->state == DMK_HTTP__PENDING || dmk_http__conn_waiting(conn) > 0;
+    }
+    return n;
+}
+
 void dmk_http_server_drain(struct dmk_http_server *server)
 {
     struct dmk_list *node = server->conns.next;

@@ -121,6 +121,7 @@ static void on_message(void *ud, struct dmk_rpc_stream *stream, struct dmk_bytes
         if (asker->watch) {
             dmk_list_push_back(&asker->health->watchers, &asker->node);
             tell(asker);
+            dmk_rpc__stream_until_drain(stream);
         } else if (status_of(asker->health, asker->service) == SERVICE_UNKNOWN) {
             dmk_rpc_finish(stream, DMK_RPC_NOT_FOUND, "no such service here");
         } else {

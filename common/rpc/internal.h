@@ -64,7 +64,8 @@ struct dmk_rpc_stream {
     /* Server. */
     int cancelled;
     grpc_metadata_array request_md;
-    bool heard; /* the first message or the end has come */
+    bool heard;       /* the first message or the end has come */
+    bool until_drain; /* nothing of its own ends it */
     uint64_t opened_ns;
     grpc_metadata trailers[DMK_RPC_MAX_TRAILERS];
     unsigned n_trailers;
@@ -91,6 +92,8 @@ struct dmk_rpc_stream *dmk_rpc__stream_new(struct dmk_rpc *rpc, grpc_call *call,
 void dmk_rpc__stream_open_server(struct dmk_rpc_stream *stream);
 void dmk_rpc__stream_open_client(struct dmk_rpc_stream *stream);
 void dmk_rpc__stream_recv(struct dmk_rpc_stream *stream);
+/* Of a server: a drain ends this stream, which would else go on. */
+void dmk_rpc__stream_until_drain(struct dmk_rpc_stream *stream);
 /* Gives back a reference; the last one frees. */
 void dmk_rpc__stream_put(struct dmk_rpc_stream *stream);
 /* Cancels, runs on_closed now, and leaves the rest to the last op. */
@@ -99,9 +102,11 @@ void dmk_rpc__stream_drop(struct dmk_rpc_stream *stream, enum dmk_rpc_code code,
 int dmk_rpc__stream_push(struct dmk_rpc_stream *stream, grpc_byte_buffer *bytes, size_t len);
 
 /* server.c */
-/* The stream's call is over: the server may go once all are. */
-void dmk_rpc__server_unref(struct dmk_rpc_server *server);
+/* The stream is closed: another one may take its place. */
 void dmk_rpc__server_stream_closed(struct dmk_rpc_server *server);
+/* All ops of a stream's call have come back, the last bytes with them: the server may go once all have. */
+void dmk_rpc__server_call_done(struct dmk_rpc_server *server);
+bool dmk_rpc__server_is_draining(const struct dmk_rpc_server *server);
 /* The argument list that servers and channels share; returns how many were written. */
 #define DMK_RPC__MAX_ARGS 20
 size_t dmk_rpc__args(const struct dmk_rpc *rpc, size_t max_message_bytes, grpc_arg *args);

@@ -315,9 +315,9 @@ static void on_closed(void *ud, struct dmk_rpc_stream *stream, enum dmk_rpc_code
 static void on_open(void *ud, struct dmk_rpc_stream *stream,
                     struct dmk_rpc_stream_events *ret_events)
 {
-    (void)stream;
     *ret_events = (struct dmk_rpc_stream_events){
         .on_message = on_message, .on_end = on_end, .on_closed = on_closed, .ud = ud};
+    dmk_rpc__stream_until_drain(stream);
 }
 
 void dmk_rpc__reflect_methods(struct dmk_rpc__reflect *reflect, struct dmk_rpc_method *ret_methods)

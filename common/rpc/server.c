@@ -23,8 +23,9 @@ struct dmk_rpc_server {
     size_t max_queue_bytes;
     uint32_t max_streams;
     uint32_t n_streams;
-    unsigned refs; /* accepts, refusals, calls, the shutdown, and one for the owner */
-    bool freed;
+    uint32_t n_calls; /* streams and refusals until all their ops have come back */
+    unsigned refs;    /* accepts, refusals, calls, the shutdown, and one for the owner */
+    bool freed, drained;
     uint64_t request_timeout_ns; /* 0: none */
     struct dmk_timer *timer;     /* NULL: there is no such time */
     bool (*allow)(void *ud, const char *authorization);
@@ -80,7 +81,7 @@ static void add_arg(grpc_arg *args, size_t *n, const char *key, int value)
         (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = value};
 }
 
-void dmk_rpc__server_unref(struct dmk_rpc_server *server)
+static void unref(struct dmk_rpc_server *server)
 {
     dmk_assert(server->refs > 0);
     if (--server->refs == 0) {
@@ -91,6 +92,12 @@ void dmk_rpc__server_unref(struct dmk_rpc_server *server)
         dmk_rpc__tls_free(&server->tls); /* no handshake asks for a certificate any more */
         free(server);
     }
+}
+
+void dmk_rpc__server_call_done(struct dmk_rpc_server *server)
+{
+    server->n_calls--;
+    unref(server);
 }
 
 static void free_accept(struct accept *accept)
@@ -105,13 +112,16 @@ static void free_accept(struct accept *accept)
         grpc_call_unref(accept->call);
     }
     free(accept);
-    dmk_rpc__server_unref(server);
+    unref(server);
 }
 
 static void on_refused(void *obj, bool ok)
 {
+    struct accept *accept = obj;
+
     (void)ok; /* the client may be gone already */
-    free_accept(obj);
+    accept->server->n_calls--;
+    free_accept(accept);
 }
 
 static void tell_refused(const struct dmk_rpc_server *server, enum dmk_rpc_code code)
@@ -134,6 +144,7 @@ static void refuse(struct accept *accept, enum dmk_rpc_code code, const char *te
     };
 
     tell_refused(accept->server, code);
+    accept->server->n_calls++;
     accept->op.fn = on_refused;
     dmk_rpc__start(accept->server->rpc, accept->call, ops, 3, &accept->op);
     grpc_slice_unref(details);
@@ -154,6 +165,7 @@ static void open_stream(struct accept *accept)
     s->opened_ns = dmk_clock_ns();
     server->refs++;
     server->n_streams++;
+    server->n_calls++;
     dmk_list_push_back(&server->streams, &s->node);
     free_accept(accept);
     s->refs++;
@@ -248,7 +260,16 @@ static void accept_next(struct dmk_rpc_server *server, const struct dmk_rpc_meth
 static void on_shutdown(void *obj, bool ok)
 {
     (void)ok;
-    dmk_rpc__server_unref(obj);
+    unref(obj);
+}
+
+/* gRPC closes a connection when its last call has ended and what it wrote has left. */
+static void on_drained(void *obj, bool ok)
+{
+    struct dmk_rpc_server *server = obj;
+
+    server->drained = true;
+    on_shutdown(server, ok);
 }
 
 /* Calls that were opened and then said nothing hold a place that others may want. */
@@ -382,9 +403,10 @@ void dmk_rpc__server_stream_closed(struct dmk_rpc_server *server)
 }
 
 /* gRPC may be told to shut down more than once: each time it says so when the last call has ended. */
-static void shut_down(struct dmk_rpc_server *server, struct dmk_rpc__op *op)
+static void shut_down(struct dmk_rpc_server *server, struct dmk_rpc__op *op,
+                      void (*fn)(void *obj, bool ok))
 {
-    *op = (struct dmk_rpc__op){.fn = on_shutdown, .obj = server};
+    *op = (struct dmk_rpc__op){.fn = fn, .obj = server};
     server->refs++;
     dmk_rpc__release(op);
     grpc_server_shutdown_and_notify(server->server, server->rpc->cq, op);
@@ -392,8 +414,37 @@ static void shut_down(struct dmk_rpc_server *server, struct dmk_rpc__op *op)
 
 void dmk_rpc_server_drain(struct dmk_rpc_server *server)
 {
-    dmk_assert(!server->op_drain.fn);
-    shut_down(server, &server->op_drain);
+    dmk_assert(!dmk_rpc__server_is_draining(server));
+    shut_down(server, &server->op_drain, on_drained);
+    for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
+        struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
+
+        if (s->until_drain) {
+            dmk_rpc__stream_until_drain(s);
+        }
+    }
+}
+
+bool dmk_rpc__server_is_draining(const struct dmk_rpc_server *server)
+{
+    return server->op_drain.fn;
+}
+
+uint32_t dmk_rpc_server_n_calls(const struct dmk_rpc_server *server)
+{
+    uint32_t n = server->n_calls;
+
+    for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
+        const struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
+
+        n -= !s->heard && !s->finishing;
+    }
+    return n;
+}
+
+bool dmk_rpc_server_is_drained(const struct dmk_rpc_server *server)
+{
+    return server->drained && server->n_calls == 0;
 }
 
 void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
@@ -413,7 +464,7 @@ void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
         dmk_rpc__stream_drop(dmk_container_of(server->streams.next, struct dmk_rpc_stream, node),
                              DMK_RPC_CANCELLED, "this server is shutting down");
     }
-    shut_down(server, &server->op_shutdown);
+    shut_down(server, &server->op_shutdown, on_shutdown);
     grpc_server_cancel_all_calls(server->server);
-    dmk_rpc__server_unref(server);
+    unref(server);
 }

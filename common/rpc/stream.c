@@ -77,7 +77,7 @@ static void unref(struct dmk_rpc_stream *s)
     free(s);
     rpc->n_objects--;
     if (server) {
-        dmk_rpc__server_unref(server);
+        dmk_rpc__server_call_done(server);
     }
 }
 
@@ -370,6 +370,14 @@ void dmk_rpc_finish(struct dmk_rpc_stream *s, enum dmk_rpc_code code, const char
     (void)snprintf(s->text, sizeof(s->text), "%s", text ? text : "");
     if (!s->send_busy) {
         dmk_loop_defer(s->rpc->loop, &s->pump);
+    }
+}
+
+void dmk_rpc__stream_until_drain(struct dmk_rpc_stream *s)
+{
+    s->until_drain = true;
+    if (dmk_rpc__server_is_draining(s->server)) {
+        dmk_rpc_finish(s, DMK_RPC_UNAVAILABLE, "this server is going away");
     }
 }
 

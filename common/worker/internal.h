@@ -42,6 +42,7 @@ struct dmk_worker {
     uint64_t incarnation;
     enum dmk_worker__phase phase;
     int exit_status;
+    uint64_t drain_deadline_ns, end_deadline_ns; /* 0: none yet */
 
     struct dmk_loop *loop;
     struct dmk_signal *signals[2], *hup;

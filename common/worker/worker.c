@@ -14,9 +14,9 @@
 #include "common/base/log.h"
 #include "common/worker/internal.h"
 
-#define TICK_MS           50
-#define END_LIMIT_MS      2000 /* for a step in flight */
-#define END_LAST_WORDS_MS 100  /* for what is on its way to the routers */
+#define TICK_MS      50
+#define END_LOOK_MS  5
+#define END_LIMIT_MS 2000 /* for a step in flight, and for the routers to close their connections */
 
 static void end(struct dmk_worker *w, int status);
 
@@ -103,9 +103,6 @@ static void on_step_done(void *ud)
     struct dmk_worker *w = ud;
 
     w->step_done(w->step_ud);
-    if (w->phase == DMK_WORKER__ENDING) {
-        dmk_loop_stop(w->loop);
-    }
     dmk_worker__kick(w);
 }
 
@@ -249,19 +246,40 @@ static void on_engine_open(void *ud)
 
 /* ---- drain and end ---- */
 
+/* Every END_LOOK_MS: stops the loop when all is said and heard. A router that does not read what it was sent has until
+ * the drain limit for it. */
+static void look_whether_ended(struct dmk_worker *w)
+{
+    const uint64_t now = dmk_clock_ns();
+    const bool busy = dmk_engine_thread_busy(w->thread);
+    const uint32_t n_unread = w->server ? dmk_rpc_server_n_calls(w->server) : 0;
+
+    if (n_unread > 0 && now < w->drain_deadline_ns) {
+        w->end_deadline_ns = now + END_LIMIT_MS * DMK_NS_PER_MS;
+    } else if (now >= w->end_deadline_ns) {
+        if (n_unread > 0) {
+            dmk_log_warn("worker=%s streams cut off that their routers have not read: %u", w->id,
+                         n_unread);
+        }
+        dmk_loop_stop(w->loop);
+    } else if (!busy && (!w->server || dmk_rpc_server_is_drained(w->server))) {
+        dmk_loop_stop(w->loop);
+    }
+}
+
 static void on_limit(void *ud)
 {
     struct dmk_worker *w = ud;
 
     if (w->phase == DMK_WORKER__ENDING) {
-        dmk_loop_stop(w->loop);
+        look_whether_ended(w);
         return;
     }
     dmk_log_warn("worker=%s drain limit reached, what still runs is cut off", w->id);
     end(w, 0);
 }
 
-/* The last words may still leave, and a step in flight end, within END_LIMIT_MS. */
+/* The last words may still leave, and a step in flight end. */
 static void end(struct dmk_worker *w, int status)
 {
     if (w->phase == DMK_WORKER__ENDING) {
@@ -271,11 +289,11 @@ static void end(struct dmk_worker *w, int status)
     w->exit_status = status;
     dmk_worker__routers_flush(w);
     dmk_worker__routers_finish(w);
-    if (dmk_engine_thread_busy(w->thread)) {
-        dmk_timer_start(w->limit, END_LIMIT_MS, 0); /* the job's end stops the loop earlier */
-    } else {
-        dmk_timer_start(w->limit, w->server ? END_LAST_WORDS_MS : 0, 0);
+    if (w->server) {
+        dmk_rpc_server_drain(w->server);
     }
+    w->end_deadline_ns = dmk_clock_ns() + END_LIMIT_MS * DMK_NS_PER_MS;
+    dmk_timer_start(w->limit, w->server ? END_LOOK_MS : 0, END_LOOK_MS);
 }
 
 static void drain(struct dmk_worker *w)
@@ -292,6 +310,7 @@ static void drain(struct dmk_worker *w)
     dmk_worker_emit(w, DMK_ROUTER_ALL, &event);
     w->role->on_drain(w->role->ud);
     dmk_timer_start(w->limit, w->conf->drain_limit_ms, 0);
+    w->drain_deadline_ns = dmk_clock_ns() + w->conf->drain_limit_ms * DMK_NS_PER_MS;
     dmk_worker__kick(w);
 }
 
@@ -314,6 +333,7 @@ static void on_signal(void *ud)
     if (w->phase == DMK_WORKER__READY) {
         drain(w);
     } else {
+        w->drain_deadline_ns = 0;
         end(w, w->phase == DMK_WORKER__LOADING ? 1 : 0);
     }
 }

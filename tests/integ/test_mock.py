@@ -2,14 +2,19 @@
 speed that was asked for."""
 
 import json
+import queue
+import signal
 import subprocess
 import time
 import urllib.request
 
+import grpc
 import pytest
 
+import fake_worker
 from cluster import Cluster
 from conftest import pools_balance
+from test_faults import wait_for
 
 STEP_MS = 10
 
@@ -63,6 +68,30 @@ def test_a_step_takes_its_time(alone):
     start = time.monotonic()
     post(alone, "/v1/completions", prompt="time", max_tokens=30)
     assert time.monotonic() - start >= 30 * STEP_MS / 1000
+
+
+def test_a_router_that_reads_late_gets_the_last_words(build):
+    """The worker has drained; what its router has not read, the end of an answer with it, keeps it from ending."""
+    pb, stubs = fake_worker._generate("damask_worker")
+    messages = queue.Queue()
+    with Cluster(build, "mock", mock=True, decode=1, name="mock-late", decode_args=["--local-prefill-below", "max"]) as c:
+        worker = c.decode[0]
+        with grpc.insecure_channel(worker.address, options=[("grpc.http2.lookahead_bytes", 64),
+                                                            ("grpc.http2.bdp_probe", 0)]) as channel:
+            call = stubs.WorkerStub(channel).Connect(iter(messages.get, None))
+            messages.put(pb.RouterMessage(hello=pb.RouterHello(version=1, router_id="late", incarnation=1)))
+            incarnation = next(call).incarnation
+            messages.put(pb.RouterMessage(worker_incarnation=incarnation, generate=pb.Generate(
+                id=pb.RequestId(lo=1), prompt=range(9), max_tokens=500, sampling=pb.Sampling(top_p=1))))
+            while not any(e.HasField("tokens") for e in next(call).events):
+                pass
+            worker.signal(signal.SIGTERM)
+            wait_for(lambda: "drained" in worker.log_tail(20))
+            time.sleep(0.5)
+            assert worker.popen.poll() is None, "it ended before its router had read"
+            events = [e for batch in call for e in batch.events]
+            assert any(e.HasField("finished") for e in events) and call.code() == grpc.StatusCode.OK
+            assert worker.popen.wait(10) == 0 and "cut off" not in worker.log_tail(20)
 
 
 @pytest.mark.parametrize("args, says", [(["decode", "--tp", "2"], "one rank"),

@@ -1010,6 +1010,46 @@ def test_grpc_calls_move_on_when_a_router_drains(workers):
             assert old.popen.wait(30) == 0
 
 
+def slow_channel(address):
+    """A client that takes no more of a message than its program has asked for."""
+    return grpc.insecure_channel(address, options=[("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)])
+
+
+def test_answers_that_are_not_read_yet_outlast_sigterm(workers):
+    """Both ways in: the request has ended, its client reads later than connections may take to close (1 s)."""
+    d = workers("decode", script=says("<|channel|>final<|message|>" + " word" * 2000 + "<|return|>"))
+    _, stubs = grpc_modules()
+    body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    with Router(decode=[d], args=["--max-write", "8Mi"]) as r, slow_channel(f"unix:{r.grpc_path}") as channel:
+        call = stubs.FrontendStub(channel).Chat(grpc_chat(max_tokens=2100))
+        next(call)
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            s.connect(("127.0.0.1", r.port))
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            d.wait_for(lambda: len(d.messages("generate")) == 2 and r.metric("damask_router_open_requests") == 0)
+            r.popen.terminate()
+            time.sleep(1.5)
+            assert r.popen.poll() is None, "it ended before its clients had read"
+            assert list(call)[-1].HasField("ended")
+            whole = b"".join(iter(lambda: s.recv(65536), b""))
+        assert b"data: [DONE]" in whole
+        assert r.popen.wait(10) == 0 and "cut off" not in r.log_text()
+
+
+def test_clients_that_never_read_are_cut_off_at_the_drain_limit(workers):
+    d = workers("decode", script=says(LONG))
+    _, stubs = grpc_modules()
+    with Router(decode=[d], args=["--drain-limit", "300ms"]) as r, slow_channel(f"unix:{r.grpc_path}") as channel:
+        call = stubs.FrontendStub(channel).Chat(grpc_chat())
+        next(call)
+        d.wait_for(lambda: r.metric("damask_router_open_requests") == 0)
+        start = time.monotonic()
+        r.popen.terminate()
+        assert r.popen.wait(10) == 0 and time.monotonic() - start >= 1.3  # connections have a second to close
+        assert "not read: 1" in r.log_text()
+
+
 def test_grpc_cancel(workers):
     d = workers("decode", script=says(LONG), token_delay_s=0.01)
     with Router(decode=[d]) as r:

@@ -418,6 +418,49 @@ static void health_checks_and_watches(void **state)
     assert_string_equal(c.got.data, "\x08\x03|");
 }
 
+/* ---- a drain ---- */
+
+static bool is_drained(void)
+{
+    return dmk_rpc_server_is_drained(server);
+}
+
+static bool one_call_counts(void)
+{
+    return dmk_rpc_server_n_calls(server) == 1;
+}
+
+static void a_drain_ends_what_has_no_end_and_waits_for_the_rest(void **state)
+{
+    struct client held = {0}, silent = {0};
+
+    (void)state;
+    call_with(&held, "/test.Test/Hold", 0);
+    assert_int_equal(say(&held, "x"), 0);
+    call_with(&silent, "/test.Test/Hold", 0);
+    dmk_rpc_server_set_serving(server, true);
+    ask_health("/grpc.health.v1.Health/Watch", "");
+    run_until(got_one);
+    dmk_rpc_server_set_serving(server, false);
+    dmk_rpc_server_drain(server);
+    run_until(is_closed);
+    assert_int_equal(c.code, DMK_RPC_UNAVAILABLE);
+    assert_string_equal(c.got.data, "\x08\x01|\x08\x02|"); /* its last word came first */
+    run_until(one_call_counts);
+    assert_false(held.closed);
+    assert_false(silent.closed);
+    assert_false(is_drained());
+    dmk_rpc_cancel(held.stream);
+    dmk_rpc_cancel(silent.stream);
+    run_until(is_drained);
+    assert_int_equal(dmk_rpc_server_n_calls(server), 0);
+    run_until_within(never, 20); /* the client hears of its cancels */
+    assert_true(held.closed);
+    assert_true(silent.closed);
+    dmk_buf_fini(&held.got);
+    dmk_buf_fini(&silent.got);
+}
+
 /* ---- a server process that dies, hangs, comes late ---- */
 
 struct child {
@@ -589,6 +632,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rpc_free_takes_the_rest),
         ON_SERVER(port_in_use_is_told),
         ON_SERVER(health_checks_and_watches),
+        ON_SERVER(a_drain_ends_what_has_no_end_and_waits_for_the_rest),
         ON_SERVER(flood_from_a_server_flows_and_ends),
         ALONE(killed_peer_is_noticed_at_once),
         ALONE(hung_peer_is_noticed_by_keepalive),
