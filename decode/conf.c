@@ -7,6 +7,9 @@
 
 #define AT(field) offsetof(struct dmk_decode_options, field)
 
+static const char *const prompt_experts[] = {"same", "mxfp4", "fp8", "bf16", NULL};
+static const char *const prompt_dense[] = {"same", "bf16", "fp8", NULL};
+
 static const struct dmk_conf_option options[] = {
     {"max-sequences", DMK_CONF_U32, "64", 1, 4096, NULL,
      "Sequences that run or wait for their pages at a time; each choice of a request is one.",
@@ -21,6 +24,15 @@ static const struct dmk_conf_option options[] = {
      "max: "
      "every prompt is.",
      AT(local_prefill_below)},
+    {"prompt-experts", DMK_CONF_ENUM, "same", 0, 0, prompt_experts,
+     "Format of the experts in the prefill pool, where it differs from this worker's: fp8 there "
+     "reads prompts faster, mxfp4 here makes steps faster. This worker then computes no prompts "
+     "but those whose log-probabilities are asked for.",
+     AT(prompt_experts)},
+    {"prompt-dense", DMK_CONF_ENUM, "same", 0, 0, prompt_dense,
+     "Format of the dense weights in the prefill pool, where it differs from this worker's; bf16 "
+     "is the checkpoint's.",
+     AT(prompt_dense)},
     {"ticket-expiry", DMK_CONF_MS, "60s", 10, 3600000, NULL,
      "Time in which a prefill worker must claim a ticket; its queue is part of it.",
      AT(ticket_expiry_ms)},

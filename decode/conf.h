@@ -9,6 +9,8 @@ struct dmk_decode_options {
     uint32_t chunk_tokens;
     uint32_t score_rows;
     char *local_prefill_below; /* a number, or "max" */
+    uint32_t prompt_experts;   /* enum dmk_prompt_experts */
+    uint32_t prompt_dense;     /* enum dmk_prompt_dense */
     uint64_t ticket_expiry_ms;
     uint64_t quiet_ask_every_ms;
     uint32_t max_draining_pages;

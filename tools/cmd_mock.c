@@ -99,9 +99,21 @@ static int check(const struct dmk_worker_conf *w, bool prefill, const struct own
     return dmk_worker_options_check(w, prefill, reterr);
 }
 
-static struct source source_of(const struct dmk_worker_conf *w, const struct own *own)
+/* The words are the same in each of its formats, which only the names tell apart. */
+static struct source source_of(const struct dmk_worker_conf *w, const struct own *own,
+                               enum dmk_prompt_experts prompts)
 {
-    return (struct source){.conf = {.dp = w->dp,
+    static const char *const formats[] = {[DMK_PROMPT_EXPERTS_MXFP4] = "mock",
+                                          [DMK_PROMPT_EXPERTS_FP8] = "mock-fp8",
+                                          [DMK_PROMPT_EXPERTS_BF16] = "mock-bf16"};
+    const char *numerics = formats[w->experts == DMK_WORKER_EXPERTS_FP8 ? DMK_PROMPT_EXPERTS_FP8
+                                                                        : DMK_PROMPT_EXPERTS_MXFP4];
+
+    return (struct source){.conf = {.numerics = numerics,
+                                    .prompt_numerics = prompts == DMK_PROMPT_EXPERTS_SAME
+                                                           ? numerics
+                                                           : formats[prompts],
+                                    .dp = w->dp,
                                     .n_full_pages = w->full_pages,
                                     .n_window_pages = w->window_pages,
                                     .page_bytes = own->page_bytes,
@@ -143,7 +155,8 @@ static int mock_decode(int argc, char **argv)
         (void)fprintf(stderr, "damask mock: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        struct source s = source_of(&o.role.worker, &o.own);
+        struct source s =
+            source_of(&o.role.worker, &o.own, (enum dmk_prompt_experts)o.role.prompt_experts);
         const struct dmk_engine_source source = {open_engine, close_engine, &s};
 
         status = dmk_decode_serve(&o.role, below, &source);
@@ -179,7 +192,7 @@ static int mock_prefill(int argc, char **argv)
         (void)fprintf(stderr, "damask mock: %s\n", err.text);
         status = 2;
     } else if (r == 0) {
-        struct source s = source_of(&o.role.worker, &o.own);
+        struct source s = source_of(&o.role.worker, &o.own, DMK_PROMPT_EXPERTS_SAME);
         const struct dmk_engine_source source = {open_engine, close_engine, &s};
 
         status = dmk_prefill_serve(&o.role, &source);

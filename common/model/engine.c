@@ -125,17 +125,14 @@ int dmk_engine_acts_alloc(struct dmk_engine *engine, struct dmk_rank *rank,
 static int open_dense(struct dmk_engine *engine, struct dmk_rank *rank, struct dmk_error *reterr)
 {
     const struct dmk_shape *s = &engine->shape;
-    const uint32_t k = s->n_heads / s->n_kv_heads * DMK_HEAD_DIM;
     if (!rank->kernels.linear_fp8) {
         return dmk_error_set(reterr, -DMK_ENOTSUP,
                              "dense weights in FP8 are not supported on backend '%s'",
                              engine->conf.backend);
     }
-    if (rank->backend->ops->async && k % DMK_FP8_BLOCK != 0) {
-        return dmk_error_set(reterr, -DMK_ENOTSUP,
-                             "dense weights in FP8 on backend '%s' need an even number of query "
-                             "heads for a KV head, not %u",
-                             engine->conf.backend, s->n_heads / s->n_kv_heads);
+    int status = dmk_engine_dense_check(s, engine->conf.backend, reterr);
+    if (status != 0) {
+        return status;
     }
     if (!rank->weights.layers) {
         return 0; /* random ones */
@@ -274,18 +271,6 @@ static int open_ranks(struct dmk_engine *engine, struct dmk_error *reterr)
     return dmk_team_new("rank", engine->n_ranks, !conf.oversubscribed, 0, &engine->team, reterr);
 }
 
-/* Formats of the experts' weights and of what they are multiplied by. */
-static const char *name_formats(enum dmk_expert_format experts, bool make_fp8, bool host)
-{
-    if (experts == DMK_EXPERTS_FP8) {
-        return host ? "fp8-bf16" : "fp8-fp8";
-    }
-    if (experts == DMK_EXPERTS_MXFP4) {
-        return make_fp8 ? "fp8-fp8" : "mxfp4-bf16";
-    }
-    return "bf16-bf16";
-}
-
 int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weights *weights,
                             struct dmk_engine **ret, struct dmk_error *reterr)
 {
@@ -309,13 +294,10 @@ int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weigh
         conf->memory_percent > 0 ? UINT32_MAX : (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS;
     engine->n_positions =
         pageable < engine->shape.max_positions ? (uint32_t)pageable : engine->shape.max_positions;
-    /* The reference set on the host is told apart by its options, not by its bits. */
-    bool host = strcmp(conf->backend, "cuda") != 0;
-    snprintf(engine->numerics, sizeof(engine->numerics), "%s%s-k1-%s",
-             name_formats(weights->expert_format, conf->fp8_experts, host),
-             conf->fp8_dense ? "-dense8" : "", host ? "cpu" : "cuda");
-
-    status = open_ranks(engine, reterr);
+    status = dmk_engine_name_numerics(engine, reterr);
+    if (status == 0) {
+        status = open_ranks(engine, reterr);
+    }
     if (status == 0) {
         status = dmk_engine_plan_alloc(engine, reterr);
     }
@@ -495,11 +477,6 @@ const struct dmk_kv_mem *dmk_engine_kv(const struct dmk_engine *engine, uint32_t
 {
     dmk_assert(rank < engine->n_ranks);
     return &engine->ranks[rank].kv;
-}
-
-const char *dmk_engine_numerics(const struct dmk_engine *engine)
-{
-    return engine->numerics;
 }
 
 bool dmk_engine_pages_on_device(const struct dmk_engine *engine)

@@ -19,6 +19,17 @@
 
 struct dmk_engine;
 
+#define DMK_ENGINE_NUMERICS_MAX 48 /* of a numerics id, with its end */
+
+/* Formats of the engines that compute the prompts of a decode worker, where they are not its own. */
+enum dmk_prompt_experts {
+    DMK_PROMPT_EXPERTS_SAME,
+    DMK_PROMPT_EXPERTS_MXFP4,
+    DMK_PROMPT_EXPERTS_FP8,
+    DMK_PROMPT_EXPERTS_BF16,
+};
+enum dmk_prompt_dense { DMK_PROMPT_DENSE_SAME, DMK_PROMPT_DENSE_BF16, DMK_PROMPT_DENSE_FP8 };
+
 struct dmk_engine_conf {
     const char *model_dir;
     const char *backend;      /* "cpu", "ref" (plain kernels), "cuda" */
@@ -41,6 +52,8 @@ struct dmk_engine_conf {
     /* Products of attention (q, k, v and o) and of the head in FP8: weights with a scale for each block of 128 x 128,
      * activations with one for 128 channels of a token. Made of the checkpoint's BF16, so numbers change. */
     bool fp8_dense;
+    enum dmk_prompt_experts prompt_experts; /* for dmk_engine_prompt_numerics alone */
+    enum dmk_prompt_dense prompt_dense;
     bool no_verify; /* a converted folder's files are not read under their checksums */
     /* Not NULL: instead of model_dir, a model of these dimensions (dmk_shape_preset) with random weights made
      * in device memory, for benches; they are others in another layout. */
@@ -163,6 +176,10 @@ int dmk_engine_wait_devices(struct dmk_engine *engine);
 /* What two workers must share for pages to be exchanged: weight format, activation format, kernel
  * generation and backend, e.g. "mxfp4-bf16-k1-cpu". */
 const char *dmk_engine_numerics(const struct dmk_engine *engine);
+/* The same of an engine of this model and backend that has the conf's prompt_experts and prompt_dense: what pages of
+ * prompts come as from elsewhere. Equal to the former where those are the same. Opening refuses formats that no engine
+ * of the model can have. */
+const char *dmk_engine_prompt_numerics(const struct dmk_engine *engine);
 
 /* Hash over the dimensions and a sample of the weights: two workers with equal ids serve one model. */
 struct dmk_id128;

@@ -120,7 +120,7 @@ struct dmk_engine {
     struct dmk_rank ranks[DMK_ENGINE_MAX_RANKS];
     const struct dmk_step *step;
     bool cancelled; /* written by rank 0 between two barriers */
-    char numerics[48];
+    char numerics[DMK_ENGINE_NUMERICS_MAX], prompt_numerics[DMK_ENGINE_NUMERICS_MAX];
     struct dmk_engine_alloc *allocs; /* [max_allocs] */
     uint32_t n_allocs, max_allocs;
 };
@@ -128,6 +128,12 @@ struct dmk_engine {
 /* As dmk_engine_open, over weights that are in memory already and stay the caller's. */
 int dmk_engine_open_weights(const struct dmk_engine_conf *conf, struct dmk_weights *weights,
                             struct dmk_engine **ret, struct dmk_error *reterr);
+
+/* Fills in both numerics ids by conf, weights and shape. */
+int dmk_engine_name_numerics(struct dmk_engine *engine, struct dmk_error *reterr);
+/* Refuses dense weights in FP8 where the backend has no kernels for the shape. */
+int dmk_engine_dense_check(const struct dmk_shape *shape, const char *backend,
+                           struct dmk_error *reterr);
 
 /* Allocates the plan and the activations of all ranks. */
 int dmk_engine_plan_alloc(struct dmk_engine *engine, struct dmk_error *reterr);

@@ -21,6 +21,9 @@ static int check_hello(const Damask__V1__WorkerHello *h, struct dmk_error *reter
         ret = dmk_msg__text(h->numerics, DMK_MSG_MAX_ID_TEXT, "numerics", reterr);
     }
     if (ret == 0) {
+        ret = dmk_msg__text(h->prompt_numerics, DMK_MSG_MAX_ID_TEXT, "prompt numerics", reterr);
+    }
+    if (ret == 0) {
         ret = dmk_msg__text(h->revision, DMK_MSG_MAX_ID_TEXT, "revision", reterr);
     }
     if (ret == 0) {

@@ -21,7 +21,10 @@ struct dmk_engine_pick {
 struct dmk_engine_port {
     const struct dmk_shape *shape;
     struct dmk_layout layout; /* dp groups of tp ranks */
-    const char *numerics;
+    const char *numerics;     /* of what it computes */
+    /* Of the prompts that prefill workers compute for a decode worker. Where it is another id than numerics, this
+     * engine computes no prompts whose pages are shared. Not NULL. */
+    const char *prompt_numerics;
     struct dmk_id128 model_id;
     uint32_t n_ranks;
     const struct dmk_kv_mem *kv[DMK_PORT_MAX_RANKS];
@@ -70,6 +73,7 @@ static inline struct dmk_engine_port dmk_engine_port_from(struct dmk_engine *eng
         .shape = dmk_engine_shape(engine),
         .layout = layout,
         .numerics = dmk_engine_numerics(engine),
+        .prompt_numerics = dmk_engine_prompt_numerics(engine),
         .n_ranks = dmk_engine_n_ranks(engine),
         .step = dmk_engine_port_step,
         .samples = dmk_engine_samples(engine),

@@ -132,6 +132,9 @@ static void send_hello(struct dmk_worker__router *r)
     hello.model_id_hi = w->port.model_id.hi;
     hello.model_id_lo = w->port.model_id.lo;
     hello.numerics = (char *)(uintptr_t)w->port.numerics; /* only read */
+    if (w->role->decode) {
+        hello.prompt_numerics = (char *)(uintptr_t)w->port.prompt_numerics; /* only read */
+    }
     hello.tp = w->port.layout.tp;
     hello.dp = w->port.layout.dp;
     hello.page_tokens = DMK_PAGE_TOKENS;

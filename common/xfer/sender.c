@@ -128,7 +128,8 @@ static int check_ticket(const struct dmk_sender *tx, const struct dmk_ticket *t,
         return dmk_error_set(
             reterr, -DMK_EMISMATCH,
             "decode worker computes pages as \"%s\", this one as \"%s\": start both "
-            "pools with the same backend and formats",
+            "pools with the same backend and formats, or tell the decode worker the formats of "
+            "its prefill pool (prompt-experts, prompt-dense)",
             t->numerics, tx->numerics);
     }
     return 0;

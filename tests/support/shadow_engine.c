@@ -324,6 +324,7 @@ struct dmk_engine_port shadow_engine_port(struct shadow_engine *e)
         .shape = &e->shape,
         .layout = {.tp = e->conf.tp, .dp = e->conf.dp},
         .numerics = "shadow",
+        .prompt_numerics = "shadow",
         .model_id = {1, e->conf.seed},
         .n_ranks = e->n_ranks,
         .step = step,

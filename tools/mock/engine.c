@@ -314,7 +314,8 @@ struct dmk_engine_port dmk_mock_engine_port(struct dmk_mock_engine *e)
     struct dmk_engine_port port = {
         .shape = &e->shape,
         .layout = {.tp = 1, .dp = e->conf.dp},
-        .numerics = "mock",
+        .numerics = e->conf.numerics,
+        .prompt_numerics = e->conf.prompt_numerics,
         .model_id = {0x6d6f636b, 1},
         .n_ranks = e->conf.dp,
         .step = run_step,

@@ -15,6 +15,7 @@ struct dmk_mock_engine;
 #define DMK_MOCK_PAGE_BYTES 512u /* the least: 64 hashes */
 
 struct dmk_mock_conf {
+    const char *numerics, *prompt_numerics; /* as the port tells them; they stay the caller's */
     uint32_t dp;
     uint32_t n_full_pages, n_window_pages; /* of each group */
     uint32_t page_bytes;                   /* a multiple of DMK_MOCK_PAGE_BYTES */

@@ -41,6 +41,8 @@ static int open_engine(void *ud, struct dmk_engine_port *ret_port, struct dmk_er
     *ret_port = (struct dmk_engine_port){.shape = &r->shape,
                                          .layout = {.tp = 1, .dp = 1},
                                          .numerics = "test-numerics",
+                                         .prompt_numerics = r->prompt_numerics ? r->prompt_numerics
+                                                                               : "test-numerics",
                                          .model_id = {.lo = 3, .hi = 4},
                                          .n_ranks = 1,
                                          .kv = {&pages},

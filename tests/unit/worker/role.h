@@ -10,7 +10,8 @@ struct test_role {
     /* Set before the start. */
     bool fail_open_engine, fail_step, bad_logits;
     bool never_idle;
-    unsigned n_blocks; /* listed */
+    unsigned n_blocks;           /* listed */
+    const char *prompt_numerics; /* NULL: as its numerics */
     /* Every generate is answered with this failure; NULL: with its prompt. */
     const struct dmk_failed *fail_with;
     /* The engine's thread waits for these when hold is set. */
