@@ -4,9 +4,7 @@
 
 bool dmk_router_is_ready(const struct dmk_router *router)
 {
-    return !router->draining && dmk_fleet_n_usable(router->fleet, DMK_WORKER_DECODE) > 0 &&
-           (router->conf->local_prefill ||
-            dmk_fleet_n_usable(router->fleet, DMK_WORKER_PREFILL) > 0);
+    return !router->draining && dmk_fleet_gets_prompts(router->fleet, router->conf->local_prefill);
 }
 
 bool dmk_router_is_allowed(const struct dmk_router *router, struct dmk_str text)
@@ -35,6 +33,10 @@ static void put_worker(struct dmk_buf *out, const struct dmk_worker *w)
         dmk_buf_printf(
             out, ",\"incarnation\":\"%llu\",\"numerics\":", (unsigned long long)w->incarnation);
         dmk_out_str(out, dmk_str_from(w->numerics));
+        if (dmk_worker_is_mixed(w)) {
+            dmk_buf_puts(out, ",\"prompt_numerics\":");
+            dmk_out_str(out, dmk_str_from(w->prompt_numerics));
+        }
     } else if (w->why) {
         dmk_buf_puts(out, ",\"why\":");
         dmk_out_str(out, dmk_str_from(w->why));

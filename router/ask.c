@@ -48,6 +48,11 @@ bool dmk_ask_is_prompt_only(const struct dmk_ask *ask)
     return ask->has_max_tokens && ask->max_tokens == 0;
 }
 
+bool dmk_ask_scores_prompt(const struct dmk_ask *ask)
+{
+    return ask->echo && ask->logprobs;
+}
+
 struct dmk_ask_prompt *dmk_ask_add_prompt(struct dmk_ask *ask)
 {
     struct dmk_ask_prompt *more;

@@ -82,6 +82,8 @@ void dmk_ask_fini(struct dmk_ask *ask);
 /* No answer is asked for, only the prompt back (echo): max_tokens was given as 0. Workers always sample a token:
  * it is no part of anything then. */
 bool dmk_ask_is_prompt_only(const struct dmk_ask *ask);
+/* Log-probabilities of the prompt are asked for: the decode worker computes all of it, whatever pages there are. */
+bool dmk_ask_scores_prompt(const struct dmk_ask *ask);
 
 /* One prompt more, empty; NULL: no memory, or more than DMK_ASK_MAX_PROMPTS. */
 struct dmk_ask_prompt *dmk_ask_add_prompt(struct dmk_ask *ask);

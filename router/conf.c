@@ -66,10 +66,9 @@ static const struct dmk_conf_option options[] = {
      "name that the certificates of workers must have; empty = the host as it stands in the list",
      AT(worker_tls_name)},
     {"local-prefill", DMK_CONF_BOOL, "true", 0, 0, NULL,
-     "decode workers compute whole prompts while no prefill worker is to be had",
+     "decode workers compute whole prompts while no prefill worker is to be had, but for those "
+     "whose prompts come in other formats (prompt-experts, prompt-dense)",
      AT(local_prefill)},
-    {"mixed-numerics", DMK_CONF_BOOL, "false", 0, 0, NULL,
-     "prefill and decode workers of different numerics may work together", AT(mixed_numerics)},
     {"max-context", DMK_CONF_U32, "0", 0, 0, NULL,
      "tokens of prompt and answer together; 0 = as the decode workers say", AT(max_context)},
     {"date", DMK_CONF_STR, "today", 0, 0, NULL,

@@ -20,7 +20,6 @@ struct dmk_router_conf {
     bool admin_tls;
     char *worker_tls_ca, *worker_tls_cert, *worker_tls_key, *worker_tls_name;
     bool local_prefill;
-    bool mixed_numerics;
     uint32_t max_context; /* 0 = as the decode workers say */
     char *date;
     bool recipient_in_channel, library_schema_text, library_drop_rule;

@@ -210,6 +210,41 @@ uint32_t dmk_fleet_n_usable(const struct dmk_fleet *fleet, enum dmk_worker_role 
     return n;
 }
 
+bool dmk_worker_fits(const struct dmk_worker *p, const struct dmk_worker *d)
+{
+    return strcmp(p->numerics, d->prompt_numerics) == 0;
+}
+
+bool dmk_worker_is_mixed(const struct dmk_worker *d)
+{
+    return strcmp(d->numerics, d->prompt_numerics) != 0;
+}
+
+bool dmk_fleet_has_prefill_for(const struct dmk_fleet *fleet, const struct dmk_worker *d)
+{
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *p = fleet->workers[i];
+
+        if (p && p->role == DMK_WORKER_PREFILL && p->up && !p->draining && dmk_worker_fits(p, d)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool dmk_fleet_gets_prompts(const struct dmk_fleet *fleet, bool local)
+{
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *d = fleet->workers[i];
+
+        if (d && d->role == DMK_WORKER_DECODE && d->up && !d->draining &&
+            ((local && !dmk_worker_is_mixed(d)) || dmk_fleet_has_prefill_for(fleet, d))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 const char *dmk_fleet_model_name(const struct dmk_fleet *fleet)
 {
     for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {

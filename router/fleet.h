@@ -34,7 +34,8 @@ struct dmk_worker {
     uint64_t incarnation;
     char id[64]; /* as it calls itself; the address until its hello */
     char model_name[257];
-    char numerics[64];
+    char numerics[64];        /* of what it computes */
+    char prompt_numerics[64]; /* of the pages of prompts that it has or takes; of P as numerics */
     struct dmk_id128 model_id;
     uint32_t page_tokens, max_context, max_sequences, local_prefill_threshold;
     uint32_t grammar_version;  /* of constraints that it can walk; 0 = none */
@@ -109,6 +110,15 @@ struct dmk_worker *const *dmk_fleet_workers(const struct dmk_fleet *fleet);
 struct dmk_index *dmk_fleet_index(struct dmk_fleet *fleet);
 /* Workers of the role that are up and do not drain. */
 uint32_t dmk_fleet_n_usable(const struct dmk_fleet *fleet, enum dmk_worker_role role);
+/* Whether pages of prompts that P computes are what D takes. */
+bool dmk_worker_fits(const struct dmk_worker *p, const struct dmk_worker *d);
+/* D takes pages of other numerics than its own: it computes no prompts but those that it scores. */
+bool dmk_worker_is_mixed(const struct dmk_worker *d);
+/* Whether a prefill worker that fits D is up and does not drain. */
+bool dmk_fleet_has_prefill_for(const struct dmk_fleet *fleet, const struct dmk_worker *d);
+/* Whether some decode worker takes new work and gets its prompts: from a prefill worker that fits or, where local,
+ * from itself. */
+bool dmk_fleet_gets_prompts(const struct dmk_fleet *fleet, bool local);
 /* The name of the model of the workers that are up, or NULL. */
 const char *dmk_fleet_model_name(const struct dmk_fleet *fleet);
 /* Smallest context of the decode workers that are up; 0 = none is. */

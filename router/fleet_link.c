@@ -124,6 +124,43 @@ static void send_vocabulary(struct dmk_worker *w, const Damask__V1__WorkerHello 
     (void)dmk_worker_send(w, &m);
 }
 
+static void take_numerics(struct dmk_worker *w, const Damask__V1__WorkerHello *h)
+{
+    const bool says_more = w->role == DMK_WORKER_DECODE && h->prompt_numerics[0];
+
+    (void)snprintf(w->numerics, sizeof(w->numerics), "%s", h->numerics);
+    (void)snprintf(w->prompt_numerics, sizeof(w->prompt_numerics), "%s",
+                   says_more ? h->prompt_numerics : h->numerics);
+}
+
+/* Told when a worker comes up that could work with none of the other role: what to set is in the sentence. */
+static void warn_of_misfit(const struct dmk_worker *w)
+{
+    const struct dmk_worker *other = NULL;
+
+    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
+        const struct dmk_worker *o = w->fleet->workers[i];
+
+        if (o && o->up && o->role != w->role) {
+            if (w->role == DMK_WORKER_PREFILL ? dmk_worker_fits(w, o) : dmk_worker_fits(o, w)) {
+                return;
+            }
+            other = o;
+        }
+    }
+    if (other) {
+        const struct dmk_worker *p = w->role == DMK_WORKER_PREFILL ? w : other;
+        const struct dmk_worker *d = w->role == DMK_WORKER_PREFILL ? other : w;
+
+        dmk_log_warn("worker=%s fits no %s worker: worker=%s computes pages as \"%s\", worker=%s "
+                     "takes them as \"%s\"; start both pools with the same backend and formats, or "
+                     "tell the decode worker the formats of its prefill pool (prompt-experts, "
+                     "prompt-dense)",
+                     w->id, dmk_fleet__role_name(other->role), p->id, p->numerics, d->id,
+                     d->prompt_numerics);
+    }
+}
+
 static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask__V1__WorkerHello *h)
 {
     struct dmk_fleet *fleet = w->fleet;
@@ -158,13 +195,15 @@ static void take_hello(struct dmk_worker *w, uint64_t incarnation, const Damask_
     w->load_at_least_ms = h->load_at_least_ms;
     (void)snprintf(w->id, sizeof(w->id), "%.63s", h->worker_id[0] ? h->worker_id : w->address);
     (void)snprintf(w->model_name, sizeof(w->model_name), "%s", h->model_name);
-    (void)snprintf(w->numerics, sizeof(w->numerics), "%s", h->numerics);
-    dmk_log_info(
-        "worker=%s (%s, %s) is up: model \"%s\", numerics \"%s\", tp %u, dp %u, context %u, "
-        "%u pages, incarnation %llu%s",
-        w->id, dmk_fleet__role_name(w->role), w->address, w->model_name, w->numerics, h->tp, h->dp,
-        h->max_context, h->n_full_pages, (unsigned long long)incarnation,
-        w->draining ? ", draining" : "");
+    take_numerics(w, h);
+    dmk_log_info("worker=%s (%s, %s) is up: model \"%s\", numerics \"%s\"%s%s%s, tp %u, dp %u, "
+                 "context %u, %u pages, incarnation %llu%s",
+                 w->id, dmk_fleet__role_name(w->role), w->address, w->model_name, w->numerics,
+                 dmk_worker_is_mixed(w) ? ", prompts as \"" : "",
+                 dmk_worker_is_mixed(w) ? w->prompt_numerics : "",
+                 dmk_worker_is_mixed(w) ? "\"" : "", h->tp, h->dp, h->max_context, h->n_full_pages,
+                 (unsigned long long)incarnation, w->draining ? ", draining" : "");
+    warn_of_misfit(w);
     send_vocabulary(w, h);
     dmk_fleet__count(fleet);
     fleet->conf.events.on_change(fleet->conf.events.ud);

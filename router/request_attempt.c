@@ -223,7 +223,7 @@ static bool admit(struct dmk_request *r)
     const struct dmk_router_conf *conf = all->conf.conf;
     const uint32_t context = dmk_requests__context(all);
     struct dmk_worker *d, *p;
-    bool has_p;
+    bool local;
 
     if (context == 0) {
         return false;
@@ -240,11 +240,8 @@ static bool admit(struct dmk_request *r)
         return false;
     }
     p = dmk_request__pick(r, DMK_WORKER_PREFILL, d);
-    has_p = p && !(p->hangs && conf->local_prefill);
-    if (!has_p && !conf->local_prefill) {
-        return false;
-    }
-    start_attempt(r, d, !has_p);
+    local = dmk_request__may_force(r, d) && (!p || p->hangs);
+    start_attempt(r, d, local);
     return true;
 }
 

@@ -187,10 +187,12 @@ void dmk_request__fail_attempt(struct dmk_request *r, enum dmk_fail_cause cause,
 void dmk_request__leave_workers(struct dmk_request *r, bool tell);
 
 /* ---- request_pick.c */
-/* The best worker of a role that may take the request now; fits: whose numerics it must have, or
- * NULL. NULL: none. */
+/* The best worker of a role that may take the request now, or NULL. d: the decode worker that takes a prefill worker's
+ * pages; NULL when that is what is looked for. */
 struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role role,
-                                     const struct dmk_worker *fits);
+                                     const struct dmk_worker *d);
+/* Whether D may be told to compute the whole prompt while no prefill worker is to be had. */
+bool dmk_request__may_force(const struct dmk_request *r, const struct dmk_worker *d);
 
 /* ---- request_send.c */
 int dmk_request__send_generate(struct dmk_request *r);

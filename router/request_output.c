@@ -447,7 +447,7 @@ bool dmk_request__prompt_logprobs(struct dmk_request *r, const Damask__V1__Promp
 
 bool dmk_request__has_prompt_logprobs(struct dmk_request *r)
 {
-    if (!r->ask.echo || !r->ask.logprobs) {
+    if (!dmk_ask_scores_prompt(&r->ask)) {
         return true;
     }
     return (r->prompt_lps.n > 0 || add_prompt_record(r)) && r->prompt_lps.n == r->ask.prompt.len;

@@ -5,7 +5,7 @@
 #include "router/request_internal.h"
 #include "router/route.h"
 
-/* Prefixes of this prompt by worker; workers of one numerics share a chain of hashes. */
+/* Prefixes of this prompt by worker; workers whose prompts are of one numerics share a chain of hashes. */
 static void match_prefixes(struct dmk_request *r, uint32_t ret_tokens[DMK_INDEX_MAX_WORKERS])
 {
     struct dmk_worker *const *workers = dmk_fleet_workers(r->all->fleet);
@@ -18,14 +18,14 @@ static void match_prefixes(struct dmk_request *r, uint32_t ret_tokens[DMK_INDEX_
         bool known = !workers[i] || !workers[i]->up;
 
         for (size_t k = 0; k < n_seen && !known; k++) {
-            known = strcmp(seen[k], workers[i]->numerics) == 0;
+            known = strcmp(seen[k], workers[i]->prompt_numerics) == 0;
         }
         if (!known) {
-            seen[n_seen++] = workers[i]->numerics;
+            seen[n_seen++] = workers[i]->prompt_numerics;
             /* The last prompt token is always computed, so the block that it ends does not count.
              * */
-            dmk_index_match(index, dmk_block_root(workers[i]->numerics, salt), r->ask.prompt.data,
-                            r->ask.prompt.len - 1, ret_tokens);
+            dmk_index_match(index, dmk_block_root(workers[i]->prompt_numerics, salt),
+                            r->ask.prompt.data, r->ask.prompt.len - 1, ret_tokens);
         }
     }
 }
@@ -50,8 +50,20 @@ static unsigned doubt_of(const struct dmk_request *r, const struct dmk_worker *w
     return (w->hangs ? 2u : 0u) + (w->incarnation == r->avoid[w->role] ? 1u : 0u);
 }
 
+bool dmk_request__may_force(const struct dmk_request *r, const struct dmk_worker *d)
+{
+    return r->all->conf.conf->local_prefill && !dmk_worker_is_mixed(d);
+}
+
+/* Whether D would get this prompt's pages, from others or from itself. */
+static bool gets_prompt(const struct dmk_request *r, const struct dmk_worker *d)
+{
+    return dmk_request__may_force(r, d) || dmk_ask_scores_prompt(&r->ask) ||
+           dmk_fleet_has_prefill_for(r->all->fleet, d);
+}
+
 struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role role,
-                                     const struct dmk_worker *fits)
+                                     const struct dmk_worker *d)
 {
     struct dmk_requests *all = r->all;
     struct dmk_worker *const *workers = dmk_fleet_workers(all->fleet);
@@ -78,7 +90,7 @@ struct dmk_worker *dmk_request__pick(struct dmk_request *r, enum dmk_worker_role
             w->grammar_version != DMK_GRAMMAR_VERSION) {
             continue;
         }
-        if (fits && !all->conf.conf->mixed_numerics && strcmp(fits->numerics, w->numerics) != 0) {
+        if (role == DMK_WORKER_DECODE ? !gets_prompt(r, w) : d && !dmk_worker_fits(w, d)) {
             continue;
         }
         view[i].usable = true;

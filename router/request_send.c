@@ -72,7 +72,7 @@ int dmk_request__send_generate(struct dmk_request *r)
     g.priority = ask->priority;
     g.traceparent = r->traceparent;
     g.request_id = r->request_id;
-    g.echo_logprobs = ask->echo && ask->logprobs;
+    g.echo_logprobs = dmk_ask_scores_prompt(ask);
     g.force_local = r->forced_local;
     g.constraint = (ProtobufCBinaryData){ask->constraint.len, (uint8_t *)ask->constraint.data};
     m.body_case = DAMASK__V1__ROUTER_MESSAGE__BODY_GENERATE;

@@ -40,6 +40,10 @@ static void check_deadlines(struct dmk_request *r, const void *ud)
         dmk_counter_add(r->all->conf.stats->rejected_deadline, 1);
         if (!r->all->fleet || dmk_fleet_n_usable(r->all->fleet, DMK_WORKER_DECODE) == 0) {
             dmk_request__fail_busy(r, 503, "worker_unavailable", "no decode worker is up");
+        } else if (!dmk_ask_scores_prompt(&r->ask) &&
+                   !dmk_fleet_gets_prompts(r->all->fleet, r->all->conf.conf->local_prefill)) {
+            dmk_request__fail_busy(r, 503, "worker_unavailable",
+                                   "no prefill worker that fits the decode workers is up");
         } else {
             dmk_request__fail_busy(r, 503, "no_capacity",
                                    "no worker had room for the request in time");

@@ -35,13 +35,15 @@ static const struct dmk_conf_option options[] = {
      AT(weights)},
     {"experts", DMK_CONF_ENUM, "checkpoint", 0, 0, experts,
      "Format of the experts' weights in memory: as in the checkpoint, or fp8, which reads prompts "
-     "faster (cuda). Workers that exchange pages must agree.",
+     "faster (cuda). Workers that exchange pages must agree, or the decode worker be told what the "
+     "prefill pool has (prompt-experts).",
      AT(experts)},
     {"dense", DMK_CONF_ENUM, "checkpoint", 0, 0, dense,
      "Format of the dense weights in memory (attention's projections and the head): as in the "
      "checkpoint, or fp8, half the bytes: E4M3 with a scale for each block of 128 x 128, and "
      "activations with one for 128 channels of a token. The numbers change a little. Workers that "
-     "exchange pages must agree.",
+     "exchange pages must agree, or the decode worker be told what the prefill pool has "
+     "(prompt-dense).",
      AT(dense)},
     {"listen", DMK_CONF_STR, "0.0.0.0:9000", 0, 0, NULL,
      "Address of the gRPC server that routers call.", AT(listen)},

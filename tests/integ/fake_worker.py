@@ -69,11 +69,12 @@ class Session:
 
 
 class FakeWorker(pb_grpc.WorkerServicer):
-    def __init__(self, role, *, script=None, model_id=(1, 2), model_name="fake", numerics="paper",
+    def __init__(self, role, *, script=None, model_id=(1, 2), model_name="fake", numerics="paper", prompt_numerics="",
                  context=4096, port=0, token_delay_s=0.0, prefill_delay_s=0.0, threshold=0, version=1,
                  claim_role=None, name=None, grammar=0):
         self.role, self.script = role, script or (lambda generate, choice: [RETURN])
-        self.model_id, self.model_name, self.numerics = model_id, model_name, numerics
+        self.model_id, self.model_name = model_id, model_name
+        self.numerics, self.prompt_numerics = numerics, prompt_numerics
         self.context, self.threshold, self.version = context, threshold, version
         self.claim_role = claim_role or role
         self.grammar = grammar  # version of constraints that it takes; it says what its script says all the same
@@ -125,7 +126,8 @@ class FakeWorker(pb_grpc.WorkerServicer):
         role = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}[self.claim_role]
         return pb.WorkerHello(version=self.version, role=role, worker_id=self.name,
                               model_name=self.model_name, model_id_hi=self.model_id[0],
-                              model_id_lo=self.model_id[1], numerics=self.numerics, tp=1, dp=1,
+                              model_id_lo=self.model_id[1], numerics=self.numerics,
+                              prompt_numerics=self.prompt_numerics, tp=1, dp=1,
                               page_tokens=64, n_full_pages=1000, n_window_pages=100,
                               max_sequences=32, max_context=self.context,
                               local_prefill_threshold=self.threshold, eos_ids=[RETURN, CALL],
@@ -174,7 +176,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
     # ------------------------------------------------------------ decode
 
     def generate(self, session, g, have=0):
-        if g.force_local or len(g.prompt) - have <= self.threshold:
+        if g.force_local or g.echo_logprobs or len(g.prompt) - have <= self.threshold:
             session.send(reserved=pb.Reserved(id=g.id, needs_prefill=False, have=have))
             self.decode(session, g, have)
             return

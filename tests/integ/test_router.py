@@ -649,9 +649,93 @@ def test_numerics_must_fit(workers):
     with Router(prefill=[p], decode=[d]) as r:
         r.wait_ready({"prefill": 1, "decode": 1})
         assert r.chat()[0] == 200 and d.messages("generate")[0].force_local
-    with Router(prefill=[p], decode=[d], args=["--mixed-numerics=true"]) as r:
+        assert 'computes pages as "other"' in r.wait_log("fits no .* worker.*prompt-experts.*").group()
+    with Router(prefill=[p], decode=[d], args=["--local-prefill=false", "--queue-timeout", "300ms"], ready=False) as r:
+        r.wait_log("fits no .* worker")
+        assert r.get("/readyz")[0] == 503
+        status, headers, got = r.chat()
+        assert (status, got["error"]["code"]) == (503, "worker_unavailable") and "retry-after" in headers
+        assert not p.messages("prefill") and len(d.messages("generate")) == 1
+
+
+def test_prompts_of_other_numerics_come_from_prefill_workers(workers):
+    d = workers("decode", script=says(HELLO), prompt_numerics="fast")
+    p = [workers("prefill"), workers("prefill", numerics="fast")]
+    with Router(prefill=p, decode=[d]) as r:
+        r.wait_ready({"prefill": 2, "decode": 1})
+        for _ in range(3):
+            assert r.chat()[0] == 200
+        assert len(p[1].messages("prefill")) == 3 and not p[0].messages("prefill")
+        assert not any(g.force_local for g in d.messages("generate"))
+        told = {w["id"]: w.get("prompt_numerics") for w in json.loads(r.get("/health")[2])["fleet"]}
+        assert told == {d.name: "fast", p[0].name: None, p[1].name: None}
+        # The one that fits hangs: nobody else can do its work.
+        p[1].sessions[0].send(load=pb.Load(stuck=True))
+        settle(r, [d])
+        assert r.chat()[0] == 200 and not d.messages("generate")[-1].force_local
+        assert len(p[1].messages("prefill")) == 4 and not p[0].messages("prefill")
+
+
+def test_prompts_of_other_numerics_wait_for_a_prefill_worker(workers):
+    d = workers("decode", script=says(HELLO), prompt_numerics="fast")
+    same, later = workers("prefill"), type("Later", (), {"address": f"127.0.0.1:{free_port()}"})
+    with Router(prefill=[same], decode=[d], args=["--queue-timeout", "300ms"], ready=False) as r:
+        r.wait_log("fits no .* worker")
+        assert r.get("/readyz")[0] == 503 and json.loads(r.get("/health")[2])["workers"] == {"prefill": 1, "decode": 1}
+        status, headers, got = r.chat()
+        assert (status, got["error"]["code"]) == (503, "worker_unavailable") and "retry-after" in headers
+        assert "prefill worker that fits" in got["error"]["message"]
+        assert not d.messages("generate") and not same.messages("prefill")
+        # A prompt that is scored is computed by the decode worker, all of it.
+        ask = {"model": MODEL, "prompt": "The quick", "echo": True, "logprobs": 1}
+        assert r.request("POST", "/v1/completions", ask)[0] == 200
+        g, = d.messages("generate")
+        assert g.echo_logprobs and not g.force_local
+    with Router(prefill=[same, later], decode=[d], ready=False) as r:
+        r.wait_log("fits no .* worker")
+        got = []
+        t = threading.Thread(target=lambda: got.append(r.chat()[0]))
+        t.start()
+        d.wait_for(lambda: r.metric("vllm:num_requests_waiting") == 1)
+        p = workers("prefill", numerics="fast", port=int(later.address.rsplit(":", 1)[1]))
+        t.join(30)
+        assert got == [200] and len(p.messages("prefill")) == 1 and not same.messages("prefill")
+        assert r.get("/readyz")[0] == 200
+        p.kill()
+        r.wait_log("its stream ended")
+        assert r.get("/readyz")[0] == 503
+
+
+def test_decode_worker_comes_back_with_other_formats(workers):
+    d, p = workers("decode", script=says(HELLO)), workers("prefill")
+    with Router(prefill=[p], decode=[d], args=["--queue-timeout", "300ms"]) as r:
         r.wait_ready({"prefill": 1, "decode": 1})
-        assert r.chat()[0] == 200 and p.messages("prefill")
+        assert r.chat()[0] == 200 and len(p.messages("prefill")) == 1
+        d.kill()
+        r.wait_log("its stream ended")
+        d = workers("decode", script=says(HELLO), port=d.port, numerics="steps", prompt_numerics="paper")
+        r.wait_ready({"prefill": 1, "decode": 1})
+        assert r.chat()[0] == 200 and len(p.messages("prefill")) == 2
+        d.kill()
+        d = workers("decode", script=says(HELLO), port=d.port, prompt_numerics="fast")
+        r.wait_log('prompts as "fast"')
+        assert r.get("/readyz")[0] == 503
+        assert r.chat()[0] == 503 and not d.messages("generate")
+        d.kill()
+        d = workers("decode", script=says(HELLO), port=d.port, numerics="fast")
+        r.wait_ready({"prefill": 1, "decode": 1})
+        assert r.chat()[0] == 200 and d.messages("generate")[0].force_local
+        assert len(p.messages("prefill")) == 2
+
+
+def test_of_two_decode_workers_the_one_that_gets_its_prompts(workers):
+    d = [workers("decode", script=says(HELLO), prompt_numerics=n) for n in ("fast", "other")]
+    p = workers("prefill", numerics="other")
+    with Router(prefill=[p], decode=d) as r:
+        r.wait_ready({"prefill": 1, "decode": 2})
+        for _ in range(4):
+            assert r.chat()[0] == 200
+        assert not d[0].messages("generate") and len(d[1].messages("generate")) == len(p.messages("prefill")) == 4
 
 
 def test_hellos_that_do_not_fit(workers):
@@ -747,6 +831,25 @@ def test_load_and_prefix_decide(workers):
         assert r.metric("damask_router_index_blocks") == 1
 
 
+def test_prefixes_are_of_the_numerics_of_prompts(workers):
+    d = [workers("decode", script=says(HELLO), prompt_numerics="fast") for _ in range(2)]
+    p = workers("prefill", numerics="fast")
+    with Router(prefill=[p], decode=d) as r:
+        r.wait_ready({"prefill": 1, "decode": 2})
+        r.chat()
+        prompt = (d[0].messages("generate") + d[1].messages("generate"))[0].prompt
+        for holds in (0, 1):
+            for i in (0, 1):
+                blocks = [first_block(prompt, "fast" if i == holds else "paper")]
+                d[i].sessions[0].send(load=pb.Load(full_pages_free=1000, full_pages_total=1000))
+                d[i].sessions[0].send(blocks=pb.Blocks(snapshot=True, added=blocks))
+            settle(r, d)
+            before = len(d[holds].messages("generate"))
+            for _ in range(3):
+                r.chat()
+            assert len(d[holds].messages("generate")) == before + 3
+
+
 def test_a_request_needs_the_pages_of_one_group(workers):
     d = [workers("decode", script=says(HELLO)) for _ in range(2)]
     with Router(decode=d) as r:
@@ -766,10 +869,10 @@ def test_a_request_needs_the_pages_of_one_group(workers):
         assert len(d[0].messages("generate")) == 3
 
 
-def first_block(prompt):
+def first_block(prompt, numerics="paper"):
     """The hash chain of common/base/blocks.h, by the tool that the C tests use too."""
     out = subprocess.run([str(pathlib.Path(os.environ.get("DAMASK_BUILD", ROOT / "build")) /
-                              "tests/unit/router/block_hash"), "paper", *map(str, list(prompt)[:64])],
+                              "tests/unit/router/block_hash"), numerics, *map(str, list(prompt)[:64])],
                          check=True, capture_output=True, text=True).stdout.split()
     return pb.BlockHash(hi=int(out[0]), lo=int(out[1]), n_tokens=64)
 

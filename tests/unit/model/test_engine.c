@@ -484,6 +484,96 @@ static void test_identity(void **state)
     memory_weights_free(b);
 }
 
+/* What pages of prompts are, in an engine of these options; NULL: such options are refused. */
+static void names(const struct dmk_engine_conf *conf, enum dmk_expert_format checkpoint,
+                  uint32_t n_heads, const char *own, const char *prompts)
+{
+    struct dmk_weights weights = {.expert_format = checkpoint};
+    struct dmk_engine *engine = calloc(1, sizeof(*engine));
+    struct dmk_error error = {0};
+    assert_non_null(engine);
+    engine->conf = *conf;
+    engine->weights = &weights;
+    engine->shape = (struct dmk_shape){.n_heads = n_heads, .n_kv_heads = 8};
+    if (own) {
+        assert_int_equal(dmk_engine_name_numerics(engine, &error), 0);
+        assert_string_equal(dmk_engine_numerics(engine), own);
+        assert_string_equal(dmk_engine_prompt_numerics(engine), prompts);
+    } else {
+        assert_true(dmk_engine_name_numerics(engine, &error) < 0);
+        if (!strstr(error.text, prompts)) {
+            fail_msg("\"%s\" is not in: %s", prompts, error.text);
+        }
+    }
+    free(engine);
+}
+
+static void test_numerics(void **state)
+{
+    (void)state;
+    struct dmk_engine_conf c = {.backend = "cpu"};
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-k1-cpu", "mxfp4-bf16-k1-cpu");
+    names(&c, DMK_EXPERTS_FP8, 64, "fp8-bf16-k1-cpu", "fp8-bf16-k1-cpu");
+    names(&c, DMK_EXPERTS_BF16, 64, "bf16-bf16-k1-cpu", "bf16-bf16-k1-cpu");
+    c.prompt_experts = DMK_PROMPT_EXPERTS_FP8;
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-k1-cpu", "fp8-bf16-k1-cpu");
+    names(&c, DMK_EXPERTS_FP8, 64, "fp8-bf16-k1-cpu", "fp8-bf16-k1-cpu");
+    names(&c, DMK_EXPERTS_BF16, 64, NULL, "prompt-experts is fp8, but this checkpoint's");
+
+    c = (struct dmk_engine_conf){.backend = "cuda", .prompt_experts = DMK_PROMPT_EXPERTS_FP8};
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-k1-cuda", "fp8-fp8-k1-cuda");
+    c.fp8_experts = true; /* said twice: nothing differs */
+    names(&c, DMK_EXPERTS_MXFP4, 64, "fp8-fp8-k1-cuda", "fp8-fp8-k1-cuda");
+    c.prompt_experts = DMK_PROMPT_EXPERTS_SAME;
+    names(&c, DMK_EXPERTS_MXFP4, 64, "fp8-fp8-k1-cuda", "fp8-fp8-k1-cuda");
+    names(&c, DMK_EXPERTS_BF16, 64, "bf16-bf16-k1-cuda", "bf16-bf16-k1-cuda");
+    c.prompt_experts = DMK_PROMPT_EXPERTS_MXFP4;
+    names(&c, DMK_EXPERTS_FP8, 64, "fp8-fp8-k1-cuda", "mxfp4-bf16-k1-cuda");
+    names(&c, DMK_EXPERTS_BF16, 64, NULL, "prompt-experts is mxfp4, but this checkpoint's");
+    c.prompt_experts = DMK_PROMPT_EXPERTS_BF16;
+    names(&c, DMK_EXPERTS_MXFP4, 64, NULL, "prompt-experts is bf16, but this checkpoint's");
+    names(&c, DMK_EXPERTS_BF16, 64, "bf16-bf16-k1-cuda", "bf16-bf16-k1-cuda");
+
+    c = (struct dmk_engine_conf){.backend = "cuda", .prompt_dense = DMK_PROMPT_DENSE_FP8};
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-k1-cuda", "mxfp4-bf16-dense8-k1-cuda");
+    names(&c, DMK_EXPERTS_MXFP4, 24, NULL, "even number of query heads for a KV head, not 3");
+    c.backend = "ref";
+    names(&c, DMK_EXPERTS_MXFP4, 24, "mxfp4-bf16-k1-cpu", "mxfp4-bf16-dense8-k1-cpu");
+    c.fp8_dense = true;
+    c.prompt_dense = DMK_PROMPT_DENSE_BF16;
+    c.prompt_experts = DMK_PROMPT_EXPERTS_FP8;
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-dense8-k1-cpu", "fp8-bf16-k1-cpu");
+    c.prompt_dense = DMK_PROMPT_DENSE_SAME;
+    names(&c, DMK_EXPERTS_MXFP4, 64, "mxfp4-bf16-dense8-k1-cpu", "fp8-bf16-dense8-k1-cpu");
+}
+
+/* Opening names both, and refuses before it computes anything. */
+static void test_prompt_formats_are_checked(void **state)
+{
+    (void)state;
+    struct dmk_shape shape = small_shape(2);
+    struct dmk_weights *weights = memory_weights(&shape, DMK_EXPERTS_MXFP4, 1);
+    struct dmk_engine_conf conf = {.backend = "cpu",
+                                   .layout = {1, 1},
+                                   .n_threads = 1,
+                                   .n_full_pages = N_FULL,
+                                   .n_window_pages = N_WINDOW,
+                                   .max_step_tokens = MAX_TOKENS,
+                                   .max_step_seqs = MAX_SEQS,
+                                   .max_logit_rows = MAX_TOKENS,
+                                   .prompt_experts = DMK_PROMPT_EXPERTS_FP8};
+    struct dmk_engine *engine = NULL;
+    struct dmk_error error = {0};
+    assert_int_equal(dmk_engine_open_weights(&conf, weights, &engine, &error), 0);
+    assert_string_equal(dmk_engine_numerics(engine), "mxfp4-bf16-k1-cpu");
+    assert_string_equal(dmk_engine_prompt_numerics(engine), "fp8-bf16-k1-cpu");
+    dmk_engine_close(&engine);
+    conf.prompt_experts = DMK_PROMPT_EXPERTS_BF16;
+    assert_int_equal(dmk_engine_open_weights(&conf, weights, &engine, &error), -DMK_EINVAL);
+    assert_non_null(strstr(error.text, "experts are mxfp4"));
+    memory_weights_free(weights);
+}
+
 static struct dmk_id128 id_of(const struct dmk_weights *w)
 {
     struct dmk_id128 id = {0};
@@ -639,6 +729,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_identity_of_all),
+        cmocka_unit_test(test_numerics),
+        cmocka_unit_test(test_prompt_formats_are_checked),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_share),
     };

@@ -333,6 +333,7 @@ static void other_events_are_checked(void **state)
     float values[2] = {-1, -2};
     Damask__V1__TopLogprobs top = DAMASK__V1__TOP_LOGPROBS__INIT;
     Damask__V1__TopLogprobs *tops[1] = {&top};
+    char long_text[DMK_MSG_MAX_ID_TEXT + 2] = {0};
 
     (void)state;
     id.lo = 5;
@@ -345,6 +346,11 @@ static void other_events_are_checked(void **state)
     EVENT_REFUSED(h.role = 3, h.role = DAMASK__V1__ROLE__ROLE_DECODE, "role 3");
     EVENT_REFUSED(h.page_tokens = 0, h.page_tokens = 64, "0 tokens a page");
     EVENT_REFUSED(h.worker_id = T("\x01"), h.worker_id = T("w"), "worker id");
+    memset(long_text, 'n', sizeof(long_text) - 1);
+    EVENT_REFUSED(h.numerics = long_text, h.numerics = T("n"), "numerics has 257 bytes");
+    EVENT_REFUSED(h.prompt_numerics = long_text, h.prompt_numerics = T("n"),
+                  "prompt numerics has 257 bytes");
+    EVENT_REFUSED(h.prompt_numerics = T("\x01"), h.prompt_numerics = T(""), "prompt numerics");
 
     r.id = &id;
     e.body_case = DAMASK__V1__WORKER_EVENT__BODY_RESERVED;

@@ -58,6 +58,7 @@ static void prepare(void)
 {
 
     memset(&role, 0, sizeof(role));
+    role.prompt_numerics = "test-prompts";
     ops = test_role_make(&role);
     admin_port = free_port();
     (void)snprintf(listen_on, sizeof(listen_on), "127.0.0.1:%u", free_port());
@@ -407,6 +408,7 @@ static void hello_blocks_and_load(void **state)
     assert_string_equal(h->worker_id, "w \"1\"");
     assert_string_equal(h->model_name, "tiny");
     assert_string_equal(h->numerics, "test-numerics");
+    assert_string_equal(h->prompt_numerics, "test-prompts");
     assert_string_equal(h->revision, "rev");
     assert_int_equal(h->model_id_hi, 4);
     assert_int_equal(h->page_tokens, 64);
