@@ -1,6 +1,7 @@
 /* Options of damask-decode: those of every worker, then its own. */
 #pragma once
 
+#include "common/model/engine.h"
 #include "common/worker/options.h"
 
 struct dmk_decode_options {

@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 from cluster import Cluster
-from conftest import pools_balance
+from conftest import get, metric, pools_balance
 from test_equality import KINDS, answer, ids
 
 ALIGN = 4096
@@ -246,6 +246,18 @@ def test_fp8_answers_the_same_where_it_is_exact(build, spoken, wanted):
                 decode_args=["--local-prefill-below", "max"])
     with c:
         check_answers(c, wanted)
+
+
+def test_prompts_of_fp8_and_steps_of_mxfp4(build, trained, spoken, wanted):
+    """Pools of two formats. On a host their numbers are the same, so whatever goes wrong with pages shows in the answers."""
+    c = Cluster(build, trained, prefill_tp=1, decode_tp=2, decode_dp=2, threads=1, name="convert-mixed",
+                prefill_args=["--model", spoken(1, experts="fp8")], decode_args=["--prompt-experts", "fp8"])
+    with c:
+        for _ in range(2):  # the second time from the prefix caches
+            check_answers(c, wanted)
+        assert metric(c.url, "damask_router_prefills_forced_local_total") == 0
+        told = {w["role"]: (w["numerics"], w.get("prompt_numerics")) for w in json.loads(get(c.url + "/health")[1])["fleet"]}
+        assert told == {"prefill": ("fp8-bf16-k1-cpu", None), "decode": ("mxfp4-bf16-k1-cpu", "fp8-bf16-k1-cpu")}
 
 
 def refused(build, path, *argv, role="decode"):
@@ -494,3 +506,10 @@ def test_memory_does_not_grow_with_the_checkpoint(build, tmp_path):
     for argv in (["--tp", 8], ["--experts", "fp8"]):
         peak, _ = peak_of(tool, "convert", src, tmp_path / "dst", "--jobs", 2, "--force", *argv)
         assert peak < bound, f"{argv}: {peak >> 20} MiB of {bound >> 20}"
+
+
+def test_prompts_of_a_format_that_no_prefill_worker_has_are_refused(build, small):
+    assert "prompt-experts is bf16, but this checkpoint's experts are mxfp4" in refused(build, small, "--prompt-experts", "bf16")
+    for args, why in ((["--local-prefill-below", "max"], "local-prefill-below is max"), (["--xfer-transport", "none"], "xfer-transport is none")):
+        said = refused(build, small, "--prompt-experts", "fp8", *args)
+        assert 'prompts are to come as "fp8-bf16-k1-cpu" from prefill workers, but ' + why in said

@@ -13,17 +13,17 @@ import pytest
 
 import fake_worker
 from cluster import Cluster
-from conftest import pools_balance
+from conftest import metric, pools_balance
 from test_faults import wait_for
 
 STEP_MS = 10
 
 
-def mocks(build, name, prefill, below):
+def mocks(build, name, prefill, below, prefill_args=(), decode_args=()):
     return Cluster(build, "mock", mock=True, prefill=prefill, decode=1, name=name,
-                   prefill_args=["--prompt-token-us", "1"],
+                   prefill_args=["--prompt-token-us", "1", *prefill_args],
                    decode_args=["--step-us", STEP_MS * 1000, "--prompt-token-us", "1",
-                                "--local-prefill-below", below])
+                                "--local-prefill-below", below, *decode_args])
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,20 @@ def test_split_equals_alone(split, alone, length):
         assert got["usage"]["completion_tokens"] == 12
     for worker in split.prefill + split.decode + alone.decode:
         pools_balance(worker)
+
+
+def test_mixed_pools_equal_alone(build, alone):
+    """Prompts in one format, steps in another; a mock's words are the same in each."""
+    with mocks(build, "mock-mixed", 1, "256", ["--experts", "fp8"], ["--prompt-experts", "fp8"]) as mixed:
+        for length in (1, 129, 700):
+            prompt = [(i * 7919 + length) % 190000 for i in range(length)]
+            want = post(alone, "/v1/completions", prompt=prompt, max_tokens=12)["choices"][0]["text"]
+            for _ in range(2):
+                assert post(mixed, "/v1/completions", prompt=prompt, max_tokens=12)["choices"][0]["text"] == want
+        assert metric(mixed.url, "damask_router_prefills_forced_local_total") == 0
+        assert metric(mixed.url, 'damask_router_prefills_total{where="prefill"}') >= 2
+        for worker in mixed.prefill + mixed.decode:
+            pools_balance(worker)
 
 
 def test_a_conversation_is_answered_in_the_final_channel(split):
