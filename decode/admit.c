@@ -97,6 +97,9 @@ static bool wants_local(const struct dmk_decode_core *core, const struct dmk_dec
 {
     const uint32_t missing = r->n_prompt - 1 - have;
 
+    if (core->mixed) {
+        return missing == 0 || r->echo_logprobs;
+    }
     return missing == 0 || !core->receiver || r->force_local || r->echo_logprobs ||
            missing < core->conf.local_prefill_below ||
            core->conf.local_prefill_below == DMK_DECODE_LOCAL_ALWAYS ||
@@ -147,7 +150,7 @@ static bool place(const struct dmk_decode_core *core, const struct dmk_decode_re
         uint32_t have = 0;
         int64_t score;
 
-        if ((tried >> g & 1) || starved[g]) {
+        if ((tried >> g & 1) || starved[g] || !dmk_decode_origin_fits(core, g, r)) {
             continue;
         }
         if (core->conf.reuse && !r->echo_logprobs) {
@@ -212,6 +215,7 @@ static void fill_request(struct dmk_decode_core *core, struct request *q,
     q->have = 0;
     q->echo = r->echo_logprobs;
     q->echo_done = 0;
+    q->origin_kept = q->origin_leaving = false;
     q->n_choices = q->n_live = 0;
     q->arrived_ns = now_ns;
     q->ready_ns = q->started_ns = q->prompt_done_ns = 0;
@@ -242,10 +246,18 @@ static int take_pages(struct dmk_decode_core *core, struct seq *seq, const struc
     return 0;
 }
 
+static int take_nothing(struct dmk_decode_core *core, struct request *q)
+{
+    dmk_decode_request_end(core, q);
+    q->used = false;
+    return -DMK_EFULL;
+}
+
 /* Makes the sequences of all choices with their pages: all or none. */
 static int take_all(struct dmk_decode_core *core, struct request *q, uint32_t n,
                     const uint32_t *prompt, const struct placement *p)
 {
+    q->group = p->group;
     for (uint32_t c = 0; c < n; c++) {
         struct seq *seq = dmk_decode_seq_new(core, (uint32_t)(q - core->requests), c, p->group);
 
@@ -257,13 +269,14 @@ static int take_all(struct dmk_decode_core *core, struct request *q, uint32_t n,
             if (seq) {
                 core->n_active--; /* the slot is still free: it never got a state */
             }
-            dmk_decode_request_end(core, q);
-            q->used = false;
-            return -DMK_EFULL;
+            return take_nothing(core, q);
         }
         seq->state = c > 0 ? SEQ_FORK_WAIT : SEQ_RUNNING;
         q->seqs[c] = seq->index;
         q->n_choices = q->n_live = c + 1;
+    }
+    if (dmk_decode_origin_reserve(core, q) != 0) {
+        return take_nothing(core, q);
     }
     q->have = p->have;
     return 0;
@@ -276,7 +289,7 @@ void dmk_decode_ticket_prepare(struct dmk_decode_core *core)
     struct dmk_ticket *t = core->ticket;
 
     t->model_id = e->model_id;
-    snprintf(t->numerics, sizeof(t->numerics), "%s", e->numerics);
+    snprintf(t->numerics, sizeof(t->numerics), "%s", core->conf.engine.prompt_numerics);
     t->n_full_layers = dmk_shape_n_full_layers(e->shape);
     t->n_window_layers = dmk_shape_n_window_layers(e->shape);
     t->n_kv_heads = e->shape->n_kv_heads;
@@ -430,7 +443,16 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
         refuse(core, r, DMK_FAILURE_INVALID, 0, text);
         return;
     }
-    root = dmk_block_root(core->conf.engine.numerics, r->salt);
+    if (core->mixed &&
+        (r->force_local || dmk_kv_pages_for(r->n_prompt - 1) > DMK_TICKET_MAX_PAGES) &&
+        r->n_prompt > 1 && !r->echo_logprobs) {
+        snprintf(text, sizeof(text),
+                 "this worker computes no prompts: they are to be computed as \"%s\"",
+                 core->conf.engine.prompt_numerics);
+        refuse(core, r, DMK_FAILURE_MISMATCH, 0, text);
+        return;
+    }
+    root = dmk_block_root(core->conf.engine.prompt_numerics, r->salt);
     q = find_free(core);
     if (!q || core->n_active + r->n > core->conf.max_sequences ||
         !place(core, r, root, tried, &p)) {

@@ -80,6 +80,14 @@ int dmk_decode_options_below(const char *text, uint32_t *ret, struct dmk_error *
     return 0;
 }
 
+uint32_t dmk_decode_options_pool_sequences(const struct dmk_decode_options *conf)
+{
+    const bool mixed = conf->prompt_experts != DMK_PROMPT_EXPERTS_SAME ||
+                       conf->prompt_dense != DMK_PROMPT_DENSE_SAME;
+
+    return conf->max_sequences * (mixed ? 2 : 1);
+}
+
 int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *conf,
                             uint32_t *ret_below, struct dmk_error *reterr)
 {
@@ -89,7 +97,8 @@ int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *co
         r = dmk_worker_options_check(&conf->worker, false, reterr);
     }
     if (r == 0) {
-        r = dmk_worker_options_size_pools(&conf->worker, conf->max_sequences, reterr);
+        r = dmk_worker_options_size_pools(&conf->worker, dmk_decode_options_pool_sequences(conf),
+                                          reterr);
     }
     return r == 0 ? dmk_decode_options_below(conf->local_prefill_below, ret_below, reterr) : r;
 }

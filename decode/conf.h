@@ -21,6 +21,8 @@ struct dmk_decode_options {
 int dmk_decode_options_load(int argc, char **argv, struct dmk_decode_options *conf,
                             uint32_t *ret_below, struct dmk_error *reterr);
 void dmk_decode_options_free(struct dmk_decode_options *conf);
+/* Window rings that the pools must have: in mixed pools a sequence's prompt keeps its own. */
+uint32_t dmk_decode_options_pool_sequences(const struct dmk_decode_options *conf);
 /* The rows of this role alone; they write into struct dmk_decode_options. */
 extern const struct dmk_conf_part dmk_decode_part;
 /* The threshold that a text means: a number of tokens, or max. */

@@ -10,6 +10,11 @@
 #define CONSTRAINT_MASKS 128
 #define CONSTRAINT_BYTES ((size_t)64 << 20)
 
+uint32_t dmk_decode_rings(const struct dmk_engine_port *engine)
+{
+    return strcmp(engine->prompt_numerics, engine->numerics) != 0 ? 2 : 1;
+}
+
 static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
 {
     if (c->max_sequences == 0 || c->max_context < 2) {
@@ -28,10 +33,17 @@ static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
                              "max-step-tokens %u must be above max-sequences %u, or prompts starve",
                              c->max_step_tokens, c->max_sequences);
     }
-    if (c->n_window_pages < DMK_WINDOW_RING * c->max_sequences) {
+    if (c->n_window_pages < dmk_decode_rings(&c->engine) * DMK_WINDOW_RING * c->max_sequences) {
+        return dmk_error_set(
+            reterr, -DMK_EINVAL, "window-pages %u is below %u for each of %u sequences",
+            c->n_window_pages, dmk_decode_rings(&c->engine) * DMK_WINDOW_RING, c->max_sequences);
+    }
+    if (dmk_decode_rings(&c->engine) > 1 &&
+        (!c->ops || c->local_prefill_below == DMK_DECODE_LOCAL_ALWAYS || c->n_full_pages < 2)) {
         return dmk_error_set(reterr, -DMK_EINVAL,
-                             "window-pages %u is below %u for each of %u sequences",
-                             c->n_window_pages, DMK_WINDOW_RING, c->max_sequences);
+                             "prompts are to be computed as \"%s\", which this worker (\"%s\") can "
+                             "not do: it needs prefill workers and at least 2 full pages",
+                             c->engine.prompt_numerics, c->engine.numerics);
     }
     if (c->engine.n_ranks == 0 || c->engine.n_ranks > DMK_PORT_MAX_RANKS ||
         c->engine.n_ranks != c->engine.layout.tp * c->engine.layout.dp) {
@@ -45,13 +57,17 @@ static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
 static int allocate(struct dmk_decode_core *core)
 {
     const struct dmk_decode_conf *c = &core->conf;
-    const size_t max_copies = (size_t)core->n_slots * (DMK_KV_ADVANCE_COPIES + DMK_KV_FORK_COPIES);
+    const size_t max_copies = (size_t)core->n_slots *
+                              (DMK_KV_ADVANCE_COPIES + DMK_KV_FORK_COPIES * (core->mixed ? 2 : 1));
     struct dmk_decode_step *step = &core->step;
 
     core->groups = calloc(core->n_groups, sizeof(*core->groups));
     core->seqs = calloc(core->n_slots, sizeof(*core->seqs));
     core->ids_storage = calloc((size_t)core->n_slots * c->max_context, sizeof(uint32_t));
     core->pages_storage = calloc((size_t)core->n_slots * core->max_pages, sizeof(uint32_t));
+    if (core->mixed) {
+        core->origin_storage = calloc((size_t)core->n_slots * core->max_pages, sizeof(uint32_t));
+    }
     core->requests = calloc(core->n_slots, sizeof(*core->requests));
     core->ticket = calloc(1, sizeof(*core->ticket));
     if (!c->engine.pick) {
@@ -71,9 +87,10 @@ static int allocate(struct dmk_decode_core *core)
     }
     dmk_buf_init(&core->ticket_blob, DMK_TICKET_MAX_BYTES);
     if (!core->groups || !core->seqs || !core->ids_storage || !core->pages_storage ||
-        !core->requests || !core->ticket || (!c->engine.pick && !core->logits) || !core->by_age ||
-        !core->sched || !core->picks || !step->seqs || !step->slots || !step->copies ||
-        !step->rows || !step->results || (c->engine.samples && (!step->draws || !step->drawn))) {
+        (core->mixed && !core->origin_storage) || !core->requests || !core->ticket ||
+        (!c->engine.pick && !core->logits) || !core->by_age || !core->sched || !core->picks ||
+        !step->seqs || !step->slots || !step->copies || !step->rows || !step->results ||
+        (c->engine.samples && (!step->draws || !step->drawn))) {
         return -DMK_ENOMEM;
     }
     for (uint32_t i = 0; i < core->n_slots; i++) {
@@ -81,6 +98,9 @@ static int allocate(struct dmk_decode_core *core)
         core->seqs[i].ids = core->ids_storage + (size_t)i * c->max_context;
         dmk_kv_table_init(&core->seqs[i].table, core->pages_storage + (size_t)i * core->max_pages,
                           core->max_pages, DMK_WINDOW_RING);
+        dmk_kv_table_init(&core->requests[i].origin,
+                          core->mixed ? core->origin_storage + (size_t)i * core->max_pages : NULL,
+                          core->mixed ? core->max_pages : 0, DMK_WINDOW_RING);
     }
     const struct dmk_constraints_conf constraints = {
         .vocab = c->engine.shape->vocab,
@@ -194,6 +214,11 @@ int dmk_decode_core_new(const struct dmk_decode_conf *conf, struct dmk_decode_co
     if (core->conf.max_context > (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS) {
         core->conf.max_context = conf->n_full_pages * DMK_PAGE_TOKENS;
     }
+    core->mixed = dmk_decode_rings(&conf->engine) > 1;
+    if (core->mixed && core->conf.max_context > (conf->n_full_pages - 1) * DMK_PAGE_TOKENS) {
+        core->conf.max_context =
+            (conf->n_full_pages - 1) * DMK_PAGE_TOKENS; /* and an origin's copy */
+    }
     core->n_groups = conf->engine.layout.dp;
     core->n_slots =
         2 * conf->max_sequences; /* draining tickets keep slots beyond the active ones */
@@ -243,6 +268,10 @@ void dmk_decode_core_free(struct dmk_decode_core **corep)
             dmk_decode_seq_release(core, &core->seqs[i]);
         }
     }
+    for (uint32_t i = 0; core->requests && core->groups && core->mixed && i < core->n_slots; i++) {
+        dmk_kv_table_release(&core->requests[i].origin,
+                             core->groups[core->requests[i].group].pools);
+    }
     for (uint32_t g = 0; core->groups && g < core->n_groups; g++) {
         dmk_kv_prefix_free(&core->groups[g].prefix);
         dmk_kv_pool_free(&core->groups[g].pools.full);
@@ -255,6 +284,7 @@ void dmk_decode_core_free(struct dmk_decode_core **corep)
     free(core->seqs);
     free(core->ids_storage);
     free(core->pages_storage);
+    free(core->origin_storage);
     free(core->requests);
     free(core->ticket);
     free(core->logits);

@@ -116,6 +116,10 @@ struct dmk_decode_conf {
     void *ud;
 };
 
+/* Window rings that a sequence may have: in mixed pools, where prompt_numerics is not numerics, its prompt's is kept
+ * beside its own. Window pages are DMK_WINDOW_RING for each ring and sequence at least. */
+uint32_t dmk_decode_rings(const struct dmk_engine_port *engine);
+
 /* Refuses bounds that can not work together, by name. Registers page memory with the transport. */
 int dmk_decode_core_new(const struct dmk_decode_conf *conf, struct dmk_decode_core **ret,
                         struct dmk_error *reterr);

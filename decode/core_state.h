@@ -1,5 +1,6 @@
 /* The decode core's own structures, shared by its files and nobody else: core.c (doors), admit.c (from a
- * request to its pages), tickets.c (the receiver's news of them), sequence.c (a sequence's states), step.c (steps). */
+ * request to its pages), tickets.c (the receiver's news of them), sequence.c (a sequence's states), origin.c (what mixed pools keep of
+ * a prompt), step.c (steps). */
 #pragma once
 
 #include <stdatomic.h>
@@ -32,6 +33,8 @@ struct seq {
         *constraint;        /* held until the slot is released; NULL: the answer is free */
     uint32_t n_constrained; /* ids of the answer that its walk has seen */
     bool in_step;
+    uint64_t
+        copied_in; /* number of the step that copies into its pages, though it may have no part in it */
     bool has_ticket;                   /* the receiver knows it */
     bool quiet;                        /* on_freed came before on_failed */
     uint32_t ticket_first, ticket_end; /* blocks that the ticket names */
@@ -59,6 +62,10 @@ struct request {
     uint64_t arrived_ns, ready_ns, started_ns, prompt_done_ns;
     uint64_t transfer_bytes, transfer_us;
     bool remote;
+    uint32_t group;
+    /* In mixed pools: pages for a copy of the prompt's, and once kept the prompt's; see origin.c. */
+    struct dmk_kv_table origin;
+    bool origin_kept, origin_leaving;
 };
 
 #define NO_SEQ UINT32_MAX
@@ -98,10 +105,12 @@ struct dmk_decode_step {
 struct dmk_decode_core {
     struct dmk_decode_conf conf;
     uint32_t n_groups, n_slots, max_pages; /* of a sequence */
+    bool mixed; /* prompts are of another numerics id than the engine's */
     struct group *groups;
     struct seq *seqs;              /* [n_slots] */
     uint32_t *ids_storage;         /* [n_slots][max_context] */
     uint32_t *pages_storage;       /* [n_slots][max_pages] */
+    uint32_t *origin_storage;      /* the same; NULL where pools are not mixed */
     struct request *requests;      /* [n_slots]: those that leave are beyond max_sequences */
     struct dmk_receiver *receiver; /* NULL without transport */
     struct dmk_xfer_mem *full_mem[DMK_PORT_MAX_RANKS], *window_mem[DMK_PORT_MAX_RANKS];
@@ -143,6 +152,23 @@ void dmk_decode_resume(struct dmk_decode_core *core);
 void dmk_decode_fork_ready(struct dmk_decode_core *core);
 /* The youngest sequence of a group that can give its pages up; NULL when there is none. */
 struct seq *dmk_decode_victim(struct dmk_decode_core *core, uint32_t group);
+
+/* origin.c */
+/* Prompts of these requests can not be computed here. */
+bool dmk_decode_has_origin(const struct dmk_decode_core *core, const struct request *q);
+/* Whether the request can be admitted beside those that are there; true where pools are not mixed. */
+bool dmk_decode_origin_fits(const struct dmk_decode_core *core, uint32_t group,
+                            const struct dmk_decode_request *r);
+/* Spare pages for the copies that an origin needs: 0 or -DMK_EFULL. */
+int dmk_decode_origin_reserve(struct dmk_decode_core *core, struct request *q);
+/* Before the first step of a request's first choice. */
+void dmk_decode_origin_keep(struct dmk_decode_core *core, const struct seq *seq);
+/* Gives the sequence's pages back; those that no step has written yet become the origin. */
+void dmk_decode_origin_give_up(struct dmk_decode_core *core, struct seq *seq);
+/* Pages for n_tokens of a preempted sequence, with the prompt in them; false when they are not free. */
+bool dmk_decode_origin_resume(struct dmk_decode_core *core, struct seq *seq, uint32_t n_tokens);
+/* The request is over. Pages that a step in flight may copy go back after it. */
+void dmk_decode_origin_release(struct dmk_decode_core *core, struct request *q);
 
 /* admit.c */
 void dmk_decode_ticket_prepare(struct dmk_decode_core *core);

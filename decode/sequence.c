@@ -23,6 +23,7 @@ struct seq *dmk_decode_seq_new(struct dmk_decode_core *core, uint32_t request, u
         seq->n_ids = seq->n_computed = seq->n_constrained = 0;
         seq->constraint = NULL;
         seq->in_step = seq->has_ticket = seq->quiet = false;
+        seq->copied_in = UINT64_MAX;
         seq->n_preemptions = 0;
         seq->decode_start_ns = 0;
         core->n_active++;
@@ -33,9 +34,14 @@ struct seq *dmk_decode_seq_new(struct dmk_decode_core *core, uint32_t request, u
 
 void dmk_decode_seq_cache(struct dmk_decode_core *core, struct seq *seq)
 {
-    if (core->conf.reuse && seq->n_computed >= DMK_PAGE_TOKENS) {
-        dmk_kv_prefix_insert(core->groups[seq->group].prefix, core->requests[seq->request].root,
-                             seq->ids, seq->n_computed, &seq->table);
+    const struct request *q = &core->requests[seq->request];
+    /* In mixed pools only what came from a prefill worker may serve other prompts. */
+    const bool of_prompts =
+        !core->mixed || (dmk_decode_has_origin(core, q) && seq->n_computed < q->n_prompt);
+
+    if (core->conf.reuse && of_prompts && seq->n_computed >= DMK_PAGE_TOKENS) {
+        dmk_kv_prefix_insert(core->groups[seq->group].prefix, q->root, seq->ids, seq->n_computed,
+                             &seq->table);
     }
 }
 
@@ -89,7 +95,7 @@ static void leave(struct dmk_decode_core *core, struct seq *seq)
     case SEQ_RUNNING:
     case SEQ_PREEMPTED:
         forget_ticket(core, seq);
-        if (seq->in_step) {
+        if (seq->in_step || (core->step.in_flight && seq->copied_in == core->n_steps)) {
             seq->state = SEQ_LEAVING;
             core->requests[seq->request].n_leaving++;
         } else {
@@ -110,6 +116,7 @@ void dmk_decode_seq_end(struct dmk_decode_core *core, struct seq *seq)
     dmk_assert(request->n_live > 0);
     if (--request->n_live == 0) {
         request->used = false;
+        dmk_decode_origin_release(core, request);
     }
 }
 
@@ -153,11 +160,19 @@ void dmk_decode_seq_preempt(struct dmk_decode_core *core, struct seq *seq)
 {
     dmk_assert(!seq->in_step);
     forget_ticket(core, seq);
-    dmk_kv_table_release(&seq->table, core->groups[seq->group].pools);
+    dmk_decode_origin_give_up(core, seq);
     seq->state = SEQ_PREEMPTED;
     seq->n_computed = 0;
     seq->n_preemptions++;
     core->n_preemptions++;
+}
+
+/* A further choice that gave way before the first one's prompt was there waits for that. */
+static bool may_go_on(const struct dmk_decode_core *core, const struct seq *seq)
+{
+    const struct request *q = &core->requests[seq->request];
+
+    return !dmk_decode_has_origin(core, q) || q->origin_kept;
 }
 
 static struct seq *oldest_preempted(struct dmk_decode_core *core, uint32_t group)
@@ -167,7 +182,7 @@ static struct seq *oldest_preempted(struct dmk_decode_core *core, uint32_t group
     for (uint32_t i = 0; i < core->n_slots; i++) {
         struct seq *seq = &core->seqs[i];
 
-        if (seq->state == SEQ_PREEMPTED && seq->group == group &&
+        if (seq->state == SEQ_PREEMPTED && seq->group == group && may_go_on(core, seq) &&
             (!best || seq->order < best->order)) {
             best = seq;
         }
@@ -175,20 +190,30 @@ static struct seq *oldest_preempted(struct dmk_decode_core *core, uint32_t group
     return best;
 }
 
-/* Pages for what the sequence holds and one page more; a cached prefix shortens the way back. */
+/* Pages for what the sequence holds and one page more; a cached prefix, or the origin, shortens the way back. */
 static bool try_resume(struct dmk_decode_core *core, struct seq *seq, uint32_t n_running)
 {
     const struct group *group = &core->groups[seq->group];
     const struct request *request = &core->requests[seq->request];
     const struct dmk_kv_pool_counts full = dmk_kv_pool_counts(group->pools.full);
+    const bool has_origin = dmk_decode_has_origin(core, request);
+    const uint64_t end = (uint64_t)request->n_prompt + request->max_tokens;
     uint32_t n_tokens = seq->n_ids + DMK_PAGE_TOKENS;
+    uint32_t n_shared = has_origin ? (request->n_prompt - 1) / DMK_PAGE_TOKENS : 0;
     uint32_t have = 0;
 
     n_tokens = n_tokens < core->conf.max_context ? n_tokens : core->conf.max_context;
-    if (!dmk_sched_may_resume(n_running, dmk_kv_pages_for(n_tokens), full.free + full.cached)) {
+    n_tokens = n_tokens < end ? n_tokens : (uint32_t)end;
+    if (!dmk_sched_may_resume(n_running, dmk_kv_pages_for(n_tokens) - n_shared,
+                              full.free + full.cached)) {
         return false;
     }
-    if (core->conf.reuse && !(request->echo && request->echo_done + 1 < request->n_prompt)) {
+    if (has_origin) {
+        seq->state = dmk_decode_origin_resume(core, seq, n_tokens) ? SEQ_RUNNING : SEQ_PREEMPTED;
+        return seq->state == SEQ_RUNNING;
+    }
+    if (core->conf.reuse && !core->mixed &&
+        !(request->echo && request->echo_done + 1 < request->n_prompt)) {
         have = dmk_kv_prefix_take(group->prefix, request->root, seq->ids, seq->n_ids - 1, true,
                                   &seq->table);
     }
@@ -237,6 +262,7 @@ static void fork_choice(struct dmk_decode_core *core, const struct seq *parent, 
     for (uint32_t c = first_copy; c < step->n_copies; c++) {
         step->copies[c].dp = child->group;
     }
+    child->copied_in = core->n_steps;
     child->n_computed = n_tokens;
     child->state = SEQ_RUNNING;
 }

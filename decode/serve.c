@@ -280,7 +280,7 @@ static void engine_conf(void *ud, struct dmk_engine_conf *conf)
     conf->max_step_tokens = s->options->max_sequences + s->options->chunk_tokens;
     conf->max_step_seqs = s->options->max_sequences;
     conf->max_logit_rows = s->options->max_sequences + s->options->score_rows;
-    conf->n_pool_seqs = s->options->max_sequences;
+    conf->n_pool_seqs = dmk_decode_options_pool_sequences(s->options);
     conf->prompt_experts = (enum dmk_prompt_experts)s->options->prompt_experts;
     conf->prompt_dense = (enum dmk_prompt_dense)s->options->prompt_dense;
 }

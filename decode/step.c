@@ -64,15 +64,18 @@ static bool grow(struct dmk_decode_core *core, struct seq *seq, uint32_t n_token
     struct group *group = &core->groups[seq->group];
     struct dmk_decode_step *step = &core->step;
     const uint32_t first_copy = step->n_copies;
+    int r;
 
     for (;;) {
         struct seq *victim;
 
         if (dmk_kv_prefix_make_room(
                 group->prefix,
-                dmk_kv_table_advance_need(&seq->table, group->pools, seq->n_computed, n_tokens)) &&
-            dmk_kv_table_advance(&seq->table, group->pools, seq->n_computed, n_tokens, step->copies,
-                                 &step->n_copies) == 0) {
+                dmk_kv_table_advance_need(&seq->table, group->pools, seq->n_computed, n_tokens))) {
+            dmk_decode_origin_keep(core, seq); /* before the sequence's own pages change */
+            r = dmk_kv_table_advance(&seq->table, group->pools, seq->n_computed, n_tokens,
+                                     step->copies, &step->n_copies);
+            dmk_assert(r == 0);
             break;
         }
         victim = dmk_decode_victim(core, seq->group);
@@ -434,8 +437,14 @@ void dmk_decode_done(struct dmk_decode_core *core, struct dmk_decode_step *step,
     if (step->status != 0 && dmk_status_radius(step->status) == DMK_RADIUS_DEVICE) {
         core->broken = true;
     }
-    for (uint32_t i = 0; i < step->n_seqs; i++) {
-        core->seqs[step->slots[i]].in_step = false;
+    for (uint32_t i = 0; i < core->n_slots; i++) {
+        core->seqs[i].in_step = false;
+        if (core->seqs[i].state == SEQ_LEAVING) {
+            dmk_decode_seq_release(core, &core->seqs[i]);
+        }
+        if (core->requests[i].origin_leaving) {
+            dmk_decode_origin_release(core, &core->requests[i]);
+        }
     }
     for (uint32_t i = 0; i < step->n_seqs; i++) {
         const struct dmk_step_seq *part = &step->seqs[i];
@@ -447,9 +456,7 @@ void dmk_decode_done(struct dmk_decode_core *core, struct dmk_decode_step *step,
         const char *bad = step->status == 0 ? find_bad_row(&step->rows[row], n_rows) : NULL;
 
         row += n_rows;
-        if (seq->state == SEQ_LEAVING) {
-            dmk_decode_seq_release(core, seq);
-        } else if (seq->state == SEQ_RUNNING && bad) {
+        if (seq->state == SEQ_RUNNING && bad) {
             dmk_decode_request_fail(core, &core->requests[seq->request], DMK_FAILURE_INTERNAL, 0,
                                     bad);
         } else if (seq->state == SEQ_RUNNING && step->status == 0 && n_rows == 1 &&

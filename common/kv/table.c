@@ -185,6 +185,28 @@ int dmk_kv_table_fork(const struct dmk_kv_table *parent, struct dmk_kv_table *ch
     return 0;
 }
 
+void dmk_kv_table_move(struct dmk_kv_table *from, struct dmk_kv_table *to,
+                       struct dmk_kv_pools pools, uint32_t n_tokens)
+{
+    const uint32_t n = dmk_kv_pages_for(n_tokens);
+
+    dmk_assert(to->n_full == 0 && n <= from->n_full && n <= to->cap && to->n_ring == from->n_ring);
+    for (uint32_t i = 0; i < from->n_full; i++) {
+        if (i < n) {
+            to->full[i] = from->full[i];
+        } else {
+            dmk_kv_pool_drop(pools.full, from->full[i]);
+        }
+    }
+    for (uint32_t s = 0; s < from->n_ring; s++) {
+        dmk_assert(to->ring[s] == DMK_PAGE_NONE);
+        to->ring[s] = from->ring[s];
+        from->ring[s] = DMK_PAGE_NONE;
+    }
+    to->n_full = n;
+    from->n_full = 0;
+}
+
 void dmk_kv_table_release(struct dmk_kv_table *table, struct dmk_kv_pools pools)
 {
     for (uint32_t i = 0; i < table->n_full; i++) {

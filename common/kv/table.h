@@ -57,6 +57,10 @@ int dmk_kv_table_fork(const struct dmk_kv_table *parent, struct dmk_kv_table *ch
                       struct dmk_kv_pools pools, uint32_t n_tokens, uint32_t max_tokens,
                       struct dmk_page_copy *copies, uint32_t *inout_n_copies);
 
+/* to, empty, gets the pages of positions [0, n_tokens) and the ring; the others go back, from is empty. */
+void dmk_kv_table_move(struct dmk_kv_table *from, struct dmk_kv_table *to,
+                       struct dmk_kv_pools pools, uint32_t n_tokens);
+
 /* Gives every page back and leaves the table empty. */
 void dmk_kv_table_release(struct dmk_kv_table *table, struct dmk_kv_pools pools);
 /* Pages that a ticket names - full ones from first_block on, and the ring - go on as draining until
