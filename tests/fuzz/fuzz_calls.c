@@ -2,7 +2,7 @@
  *
  * Input: one byte that chooses the method, then messages, each behind a byte with its length. Checked: a message is
  * answered once or ends the call; one that can not be shown whole (nul.h) is refused; an answer can be packed, and a
- * found file is one that has the name. What a stream would do is done here by two functions. */
+ * found file is one that has the name. What a stream would do is done here by three functions. */
 #include <stdlib.h>
 #include "common/base/assert.h"
 #include "common/rpc/internal.h"
@@ -83,6 +83,11 @@ int dmk_rpc_send_message(struct dmk_rpc_stream *stream, const ProtobufCMessage *
     }
     call.n_sent++;
     return 0;
+}
+
+void dmk_rpc__stream_until_drain(struct dmk_rpc_stream *stream)
+{
+    (void)stream;
 }
 
 void dmk_rpc_finish(struct dmk_rpc_stream *stream, enum dmk_rpc_code code, const char *text)
