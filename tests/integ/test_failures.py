@@ -143,7 +143,7 @@ def test_prefill_killed_when_its_pages_have_come(make, right, local):
     if local:
         assert ask.text() == right(LONG, seed=2)
     else:
-        assert ask.failed() and any("no_capacity" in line for line in ask.lines), (ask.status, ask.lines)
+        assert ask.failed() and any("worker_unavailable" in line for line in ask.lines), (ask.status, ask.lines)
     for p in c.prefill:
         p.start()
     c.wait_connected(time.monotonic() + 30)
