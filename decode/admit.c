@@ -84,12 +84,15 @@ static const char *find_fault(const struct dmk_decode_core *core,
     return NULL;
 }
 
-/* Pages of all choices: the first one's own, and what each further one does not share with it. */
-static uint64_t pages_of(const struct dmk_decode_request *r, uint32_t n_covered)
+/* Pages of all choices: the first one's own, what each further one does not share with it, and the spare one of an
+ * origin. */
+static uint64_t pages_of(const struct dmk_decode_core *core, const struct dmk_decode_request *r,
+                         uint32_t n_covered)
 {
     const uint32_t all = dmk_kv_pages_for(n_covered);
+    const uint32_t spare = core->mixed && !r->echo_logprobs && r->n_prompt > 1;
 
-    return all + (uint64_t)(r->n - 1) * (all - (r->n_prompt - 1) / DMK_PAGE_TOKENS);
+    return all + (uint64_t)(r->n - 1) * (all - (r->n_prompt - 1) / DMK_PAGE_TOKENS) + spare;
 }
 
 static bool wants_local(const struct dmk_decode_core *core, const struct dmk_decode_request *r,
@@ -435,7 +438,7 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
     if (is_known(core, r)) {
         return; /* sent twice: the first one's events answer it */
     }
-    n_pages = pages_of(r, covered_by(core, r));
+    n_pages = pages_of(core, r, covered_by(core, r));
     if (n_pages > core->conf.n_full_pages || r->n * DMK_WINDOW_RING > core->conf.n_window_pages) {
         snprintf(text, sizeof(text), "%llu pages are needed, this worker has %u%s",
                  (unsigned long long)n_pages, core->conf.n_full_pages,

@@ -245,16 +245,6 @@ bool dmk_fleet_gets_prompts(const struct dmk_fleet *fleet, bool local)
     return false;
 }
 
-const char *dmk_fleet_model_name(const struct dmk_fleet *fleet)
-{
-    for (size_t i = 0; i < DMK_FLEET_MAX_WORKERS; i++) {
-        if (fleet->workers[i] && fleet->workers[i]->up) {
-            return fleet->workers[i]->model_name;
-        }
-    }
-    return NULL;
-}
-
 uint32_t dmk_fleet_max_context(const struct dmk_fleet *fleet)
 {
     uint32_t min = 0;

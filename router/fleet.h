@@ -119,8 +119,6 @@ bool dmk_fleet_has_prefill_for(const struct dmk_fleet *fleet, const struct dmk_w
 /* Whether some decode worker takes new work and gets its prompts: from a prefill worker that fits or, where local,
  * from itself. */
 bool dmk_fleet_gets_prompts(const struct dmk_fleet *fleet, bool local);
-/* The name of the model of the workers that are up, or NULL. */
-const char *dmk_fleet_model_name(const struct dmk_fleet *fleet);
 /* Smallest context of the decode workers that are up; 0 = none is. */
 uint32_t dmk_fleet_max_context(const struct dmk_fleet *fleet);
 /* Sequences that every decode worker can hold at a time; 0 while none is up. */

@@ -494,6 +494,27 @@ static void admission_leaves_room_for_the_longest(void **state)
     close_bed(&bed);
 }
 
+/* Of two choices that share two pages, with room for the copy of a third. */
+static void what_never_fits_is_said_at_once(void **state)
+{
+    for (uint32_t n_pages = 36; n_pages <= 37; n_pages++) {
+        struct bed bed = open_bed(n_pages, 4, 64, false);
+        const struct cell_answer *a = bed.cell->answers;
+
+        ask_n(&bed, 129, 1, 1024, NULL, 2);
+        assert_int_equal(a[0].reserved, n_pages == 37);
+        assert_int_equal(a[0].failed, n_pages == 36);
+        if (a[0].failed) {
+            assert_int_equal(a[0].code, DMK_FAILURE_INVALID);
+            assert_non_null(strstr(a[0].text, "37 pages are needed, this worker has 36"));
+        } else {
+            cell_cancel(bed.cell, 0);
+        }
+        close_bed(&bed);
+    }
+    (void)state;
+}
+
 static void refusals(void **state)
 {
     struct bed bed = open_bed(40, 2, 64, false);
@@ -544,6 +565,7 @@ int main(void)
         cmocka_unit_test(a_cancel_in_the_midst_of_a_step),
         cmocka_unit_test(scored_prompts_are_the_decode_workers),
         cmocka_unit_test(admission_leaves_room_for_the_longest),
+        cmocka_unit_test(what_never_fits_is_said_at_once),
         cmocka_unit_test(refusals),
     };
 
