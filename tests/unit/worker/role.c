@@ -90,9 +90,11 @@ static void on_generate(void *ud, uint32_t router, const Damask__V1__Generate *g
     Damask__V1__WorkerEvent event = DAMASK__V1__WORKER_EVENT__INIT;
     Damask__V1__Reserved reserved = DAMASK__V1__RESERVED__INIT;
 
+    const struct dmk_failed *why = atomic_load(&r->fail_with);
+
     atomic_fetch_add(&r->n_generate, 1);
-    if (r->fail_with) {
-        dmk_worker_fail(r->worker, router, dmk_request_id_of(g->id), r->fail_with);
+    if (why) {
+        dmk_worker_fail(r->worker, router, dmk_request_id_of(g->id), why);
         return;
     }
     dmk_assert(!r->busy);

@@ -12,11 +12,12 @@ struct test_role {
     bool never_idle;
     unsigned n_blocks;           /* listed */
     const char *prompt_numerics; /* NULL: as its numerics */
-    /* Every generate is answered with this failure; NULL: with its prompt. */
-    const struct dmk_failed *fail_with;
     /* The engine's thread waits for these when hold is set. */
     atomic_bool hold_open, hold_step;
     sem_t open_gate, step_gate;
+
+    /* Every generate is answered with this failure; NULL: with its prompt. */
+    _Atomic(const struct dmk_failed *) fail_with;
 
     atomic_int n_open, n_close, n_engine_closed, n_engine_steps, n_generate, n_cancel, n_gone,
         n_drain, n_poke, n_tick;

@@ -494,13 +494,13 @@ static void a_failure_of_the_role_is_told(void **state)
         .code = DMK_FAILURE_FULL, .text = "no room", .retry_after_ms = 250};
 
     (void)state;
-    role.fail_with = &why;
+    atomic_store(&role.fail_with, &why);
     greet(&a, "r1", 1);
     run_until(a_greeted);
     say_generate(&a, 14, prompt, 1, 0);
     want_events = 3;
     run_until(a_has);
-    role.fail_with = NULL;
+    atomic_store(&role.fail_with, NULL);
     IS(2, FAILED);
     assert_int_equal(a.events[2]->failed->id->lo, 14);
     assert_int_equal(a.events[2]->failed->id->attempt, 2);
