@@ -1203,7 +1203,7 @@ def test_clients_that_never_read_are_cut_off_at_the_drain_limit(workers):
         d.wait_for(lambda: r.metric("damask_router_open_requests") == 0)
         start = time.monotonic()
         r.popen.terminate()
-        assert r.popen.wait(10) == 0 and time.monotonic() - start >= 1  # connections have a second to close
+        assert r.popen.wait(10) == 0 and time.monotonic() - start >= 1.3  # connections have a second to close
         assert "not read: 1" in r.log_text()
 
 
