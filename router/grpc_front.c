@@ -457,9 +457,9 @@ void dmk_grpc_front_drain(struct dmk_grpc_front *front_)
     dmk_rpc_server_drain(front_->server);
 }
 
-uint32_t dmk_grpc_front_n_unread(const struct dmk_grpc_front *front_)
+uint32_t dmk_grpc_front_n_calls(const struct dmk_grpc_front *front_)
 {
-    return dmk_rpc_server_n_unread(front_->server);
+    return dmk_rpc_server_n_calls(front_->server);
 }
 
 bool dmk_grpc_front_is_drained(const struct dmk_grpc_front *front_)

@@ -37,7 +37,7 @@ struct program {
 /* Answers that are made, but which their clients have not read. */
 static uint32_t n_unread(const struct program *p)
 {
-    return dmk_http_server_n_answering(p->http) + (p->grpc ? dmk_grpc_front_n_unread(p->grpc) : 0);
+    return dmk_http_server_n_answering(p->http) + (p->grpc ? dmk_grpc_front_n_calls(p->grpc) : 0);
 }
 
 static bool is_all_closed(const struct program *p)

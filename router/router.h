@@ -54,8 +54,8 @@ int dmk_grpc_front_new(struct dmk_router *router, struct dmk_rpc *rpc, struct dm
 void dmk_grpc_front_set_serving(struct dmk_grpc_front *front, bool serving);
 /* Listens no more and sends clients elsewhere; open calls go on. Once. */
 void dmk_grpc_front_drain(struct dmk_grpc_front *front);
-/* Calls that run, and what waits for clients that do not read. */
-uint32_t dmk_grpc_front_n_unread(const struct dmk_grpc_front *front);
+/* Calls that run, and those whose end waits for a client that does not read. */
+uint32_t dmk_grpc_front_n_calls(const struct dmk_grpc_front *front);
 /* After a drain: nothing is on its way any more, all connections are closed. */
 bool dmk_grpc_front_is_drained(const struct dmk_grpc_front *front);
 void dmk_grpc_front_free(struct dmk_grpc_front **front);

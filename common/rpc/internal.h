@@ -1,5 +1,5 @@
 /* What the files of this folder share: cq.c (the process's gRPC, its thread, the way back to the loop),
- * stream.c (a call of either side), server.c, linger.c (how a server's connections end), client.c, health.c.
+ * stream.c (a call of either side), server.c, client.c, health.c.
  *
  * Every batch given to gRPC has an op as its tag; the completion thread hands ops back through a mailbox
  * and an eventfd, or gRPC completes them at once, and their fn runs on the loop. An object lives until its last op has come back. */
@@ -110,15 +110,6 @@ bool dmk_rpc__server_is_draining(const struct dmk_rpc_server *server);
 /* The argument list that servers and channels share; returns how many were written. */
 #define DMK_RPC__MAX_ARGS 20
 size_t dmk_rpc__args(const struct dmk_rpc *rpc, size_t max_message_bytes, grpc_arg *args);
-
-/* linger.c */
-struct dmk_rpc__linger;
-/* From now on connections that gRPC closes stay until their peers have closed. port: of the server; 0: a path. */
-struct dmk_rpc__linger *dmk_rpc__linger_new(struct dmk_loop *loop, uint16_t port);
-/* The connections that stay, and those of them of which the peer's side has not taken all bytes. */
-unsigned dmk_rpc__linger_count(struct dmk_rpc__linger *linger, unsigned *ret_n_unread);
-/* Closes what is left. */
-void dmk_rpc__linger_free(struct dmk_rpc__linger **linger);
 
 struct dmk_rpc_server *dmk_rpc__server_of(struct dmk_list *node); /* in rpc.servers */
 

@@ -102,12 +102,11 @@ uint16_t dmk_rpc_server_port(const struct dmk_rpc_server *server);
 void dmk_rpc_server_set_serving(struct dmk_rpc_server *server, bool serving);
 /* Stops listening and tells connections to take their next calls elsewhere; open streams go on, but for those that
  * have no end of their own (health's Watch, reflection): they end with UNAVAILABLE, after what they were told. A
- * connection is ended when its last stream has, and closes when the peer has closed it too. Once. */
+ * connection closes when its last stream has ended. Once. */
 void dmk_rpc_server_drain(struct dmk_rpc_server *server);
-/* What keeps a drain from being over but for the closing of connections: calls that have not ended yet or whose end
- * waits for room at the peer (not those that have said nothing), and connections that have ended, of which the peer's
- * side has not taken all bytes. Looks at each. */
-uint32_t dmk_rpc_server_n_unread(const struct dmk_rpc_server *server);
+/* Calls that have not ended yet, or whose last message or status waits for a peer that does not read; without those
+ * that have said nothing. Looks at each. */
+uint32_t dmk_rpc_server_n_calls(const struct dmk_rpc_server *server);
 /* A drain is over: no call is left, every connection is closed. Who frees the server earlier takes away what peers
  * have not got yet. A peer that does not read, or that is gone without a word, keeps this from being true: the wait
  * needs a limit. */

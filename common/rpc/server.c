@@ -35,8 +35,6 @@ struct dmk_rpc_server {
     uint16_t port;
     struct dmk_list streams;
     struct dmk_rpc__op op_drain, op_shutdown;
-    bool on_path;                   /* it listens there, and on no port */
-    struct dmk_rpc__linger *linger; /* while it drains */
     struct dmk_rpc__health *health;
     struct dmk_rpc__reflect *reflect; /* NULL: not served */
 };
@@ -265,7 +263,7 @@ static void on_shutdown(void *obj, bool ok)
     unref(obj);
 }
 
-/* gRPC has ended all connections; those whose peers have not closed them linger. */
+/* gRPC closes a connection when its last call has ended and what it wrote has left. */
 static void on_drained(void *obj, bool ok)
 {
     struct dmk_rpc_server *server = obj;
@@ -316,7 +314,6 @@ static int listen_on(struct dmk_rpc_server *server, const struct dmk_rpc_server_
             conf->listen, conf->tls ? ", or the certificate and its key do not go together" : "");
     }
     server->port = (uint16_t)port;
-    server->on_path = strncmp(conf->listen, "unix:", 5) == 0;
     return 0;
 }
 
@@ -418,7 +415,6 @@ static void shut_down(struct dmk_rpc_server *server, struct dmk_rpc__op *op,
 void dmk_rpc_server_drain(struct dmk_rpc_server *server)
 {
     dmk_assert(!dmk_rpc__server_is_draining(server));
-    server->linger = dmk_rpc__linger_new(server->rpc->loop, server->on_path ? 0 : server->port);
     shut_down(server, &server->op_drain, on_drained);
     for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
         struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
@@ -434,14 +430,10 @@ bool dmk_rpc__server_is_draining(const struct dmk_rpc_server *server)
     return server->op_drain.fn;
 }
 
-uint32_t dmk_rpc_server_n_unread(const struct dmk_rpc_server *server)
+uint32_t dmk_rpc_server_n_calls(const struct dmk_rpc_server *server)
 {
-    uint32_t n = 0;
+    uint32_t n = server->n_calls;
 
-    if (server->linger) {
-        (void)dmk_rpc__linger_count(server->linger, &n);
-    }
-    n += server->n_calls;
     for (struct dmk_list *at = server->streams.next; at != &server->streams; at = at->next) {
         const struct dmk_rpc_stream *s = dmk_container_of(at, struct dmk_rpc_stream, node);
 
@@ -452,10 +444,7 @@ uint32_t dmk_rpc_server_n_unread(const struct dmk_rpc_server *server)
 
 bool dmk_rpc_server_is_drained(const struct dmk_rpc_server *server)
 {
-    unsigned n_unread;
-
-    return server->drained && server->n_calls == 0 &&
-           dmk_rpc__linger_count(server->linger, &n_unread) == 0;
+    return server->drained && server->n_calls == 0;
 }
 
 void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
@@ -470,7 +459,6 @@ void dmk_rpc_server_free(struct dmk_rpc_server **serverp)
     if (server->timer) {
         dmk_timer_free(&server->timer);
     }
-    dmk_rpc__linger_free(&server->linger);
     dmk_list_remove(&server->node);
     while (!dmk_list_empty(&server->streams)) {
         dmk_rpc__stream_drop(dmk_container_of(server->streams.next, struct dmk_rpc_stream, node),

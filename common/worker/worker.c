@@ -257,7 +257,7 @@ static void look_whether_ended(struct dmk_worker *w)
 {
     const uint64_t now = dmk_clock_ns();
     const bool busy = dmk_engine_thread_busy(w->thread);
-    const uint32_t n_unread = w->server ? dmk_rpc_server_n_unread(w->server) : 0;
+    const uint32_t n_unread = w->server ? dmk_rpc_server_n_calls(w->server) : 0;
 
     if (n_unread > 0 && now < w->drain_deadline_ns) {
         w->end_deadline_ns = now + END_LIMIT_MS * DMK_NS_PER_MS;

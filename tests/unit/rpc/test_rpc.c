@@ -427,7 +427,7 @@ static bool is_drained(void)
 
 static bool one_call_counts(void)
 {
-    return dmk_rpc_server_n_unread(server) == 1;
+    return dmk_rpc_server_n_calls(server) == 1;
 }
 
 static void a_drain_ends_what_has_no_end_and_waits_for_the_rest(void **state)
@@ -453,7 +453,7 @@ static void a_drain_ends_what_has_no_end_and_waits_for_the_rest(void **state)
     dmk_rpc_cancel(held.stream);
     dmk_rpc_cancel(silent.stream);
     run_until(is_drained);
-    assert_int_equal(dmk_rpc_server_n_unread(server), 0);
+    assert_int_equal(dmk_rpc_server_n_calls(server), 0);
     run_until_within(never, 20); /* the client hears of its cancels */
     assert_true(held.closed);
     assert_true(silent.closed);
