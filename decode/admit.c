@@ -90,7 +90,7 @@ static uint64_t pages_of(const struct dmk_decode_core *core, const struct dmk_de
                          uint32_t n_covered)
 {
     const uint32_t all = dmk_kv_pages_for(n_covered);
-    const uint32_t spare = core->mixed && !r->echo_logprobs && r->n_prompt > 1;
+    const uint32_t spare = dmk_decode_needs_origin(core, r->n_prompt, r->echo_logprobs) ? 1 : 0;
 
     return all + (uint64_t)(r->n - 1) * (all - (r->n_prompt - 1) / DMK_PAGE_TOKENS) + spare;
 }
@@ -446,9 +446,8 @@ void dmk_decode_generate(struct dmk_decode_core *core, const struct dmk_decode_r
         refuse(core, r, DMK_FAILURE_INVALID, 0, text);
         return;
     }
-    if (core->mixed &&
-        (r->force_local || dmk_kv_pages_for(r->n_prompt - 1) > DMK_TICKET_MAX_PAGES) &&
-        r->n_prompt > 1 && !r->echo_logprobs) {
+    if (dmk_decode_needs_origin(core, r->n_prompt, r->echo_logprobs) &&
+        (r->force_local || dmk_kv_pages_for(r->n_prompt - 1) > DMK_TICKET_MAX_PAGES)) {
         snprintf(text, sizeof(text),
                  "this worker computes no prompts: they are to be computed as \"%s\"",
                  core->conf.engine.prompt_numerics);

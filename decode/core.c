@@ -10,13 +10,29 @@
 #define CONSTRAINT_MASKS 128
 #define CONSTRAINT_BYTES ((size_t)64 << 20)
 
-uint32_t dmk_decode_rings(const struct dmk_engine_port *engine)
+/* What mixed pools need: prompts that come, a window ring more for each sequence, a full page for a copy. */
+static int check_mixed(const struct dmk_decode_conf *c, struct dmk_error *reterr)
 {
-    return strcmp(engine->prompt_numerics, engine->numerics) != 0 ? 2 : 1;
+    const char *why = !c->ops ? "xfer-transport is none"
+                      : c->local_prefill_below == DMK_DECODE_LOCAL_ALWAYS
+                          ? "local-prefill-below is max"
+                      : c->n_full_pages < 2 ? "full-pages is below 2"
+                                            : NULL;
+
+    if (why) {
+        return dmk_error_set(reterr, -DMK_EINVAL,
+                             "prompts are to come as \"%s\" from prefill workers, but %s: without "
+                             "prompt-experts and prompt-dense this worker computes them itself",
+                             c->engine.prompt_numerics, why);
+    }
+    return 0;
 }
 
 static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
 {
+    const bool mixed = dmk_engine_port_is_mixed(&c->engine);
+    const uint32_t ring = DMK_WINDOW_RING * (mixed ? 2 : 1);
+
     if (c->max_sequences == 0 || c->max_context < 2) {
         return dmk_error_set(reterr, -DMK_EINVAL,
                              "max-sequences is %u and max-context %u: too small", c->max_sequences,
@@ -33,24 +49,17 @@ static int check_conf(const struct dmk_decode_conf *c, struct dmk_error *reterr)
                              "max-step-tokens %u must be above max-sequences %u, or prompts starve",
                              c->max_step_tokens, c->max_sequences);
     }
-    if (c->n_window_pages < dmk_decode_rings(&c->engine) * DMK_WINDOW_RING * c->max_sequences) {
-        return dmk_error_set(
-            reterr, -DMK_EINVAL, "window-pages %u is below %u for each of %u sequences",
-            c->n_window_pages, dmk_decode_rings(&c->engine) * DMK_WINDOW_RING, c->max_sequences);
-    }
-    if (dmk_decode_rings(&c->engine) > 1 &&
-        (!c->ops || c->local_prefill_below == DMK_DECODE_LOCAL_ALWAYS || c->n_full_pages < 2)) {
+    if (c->n_window_pages < ring * c->max_sequences) {
         return dmk_error_set(reterr, -DMK_EINVAL,
-                             "prompts are to be computed as \"%s\", which this worker (\"%s\") can "
-                             "not do: it needs prefill workers and at least 2 full pages",
-                             c->engine.prompt_numerics, c->engine.numerics);
+                             "window-pages %u is below %u for each of %u sequences",
+                             c->n_window_pages, ring, c->max_sequences);
     }
     if (c->engine.n_ranks == 0 || c->engine.n_ranks > DMK_PORT_MAX_RANKS ||
         c->engine.n_ranks != c->engine.layout.tp * c->engine.layout.dp) {
         return dmk_error_set(reterr, -DMK_EINVAL, "%u ranks do not make tp %u x dp %u",
                              c->engine.n_ranks, c->engine.layout.tp, c->engine.layout.dp);
     }
-    return 0;
+    return mixed ? check_mixed(c, reterr) : 0;
 }
 
 /* Everything that has one element for each slot, row or page. */
@@ -214,10 +223,10 @@ int dmk_decode_core_new(const struct dmk_decode_conf *conf, struct dmk_decode_co
     if (core->conf.max_context > (uint64_t)conf->n_full_pages * DMK_PAGE_TOKENS) {
         core->conf.max_context = conf->n_full_pages * DMK_PAGE_TOKENS;
     }
-    core->mixed = dmk_decode_rings(&conf->engine) > 1;
+    core->mixed = dmk_engine_port_is_mixed(&conf->engine);
     if (core->mixed && core->conf.max_context > (conf->n_full_pages - 1) * DMK_PAGE_TOKENS) {
-        core->conf.max_context =
-            (conf->n_full_pages - 1) * DMK_PAGE_TOKENS; /* and an origin's copy */
+        /* One page is an origin's copy. */
+        core->conf.max_context = (conf->n_full_pages - 1) * DMK_PAGE_TOKENS;
     }
     core->n_groups = conf->engine.layout.dp;
     core->n_slots =

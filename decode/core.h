@@ -98,9 +98,11 @@ struct dmk_decode_event {
 struct dmk_decode_conf {
     struct dmk_engine_port engine;
     uint64_t incarnation;
-    uint32_t n_full_pages, n_window_pages; /* of each group */
-    uint32_t max_sequences;                /* choices running or waiting for their pages */
-    uint32_t max_context;                  /* prompt and answer; cut to what one pool holds */
+    /* Of each group; DMK_WINDOW_RING window pages for each sequence at least, and as many again in mixed pools, where the
+     * window of its prompt is kept beside its own. */
+    uint32_t n_full_pages, n_window_pages;
+    uint32_t max_sequences; /* choices running or waiting for their pages */
+    uint32_t max_context;   /* prompt and answer; cut to what one pool holds */
     uint32_t max_step_tokens, max_chunk_tokens, max_logit_rows;
     uint32_t
         local_prefill_below; /* new tokens; DMK_DECODE_LOCAL_ALWAYS = colocated, no prefill worker */
@@ -115,10 +117,6 @@ struct dmk_decode_conf {
     void (*on_event)(void *ud, const struct dmk_decode_event *event);
     void *ud;
 };
-
-/* Window rings that a sequence may have: in mixed pools, where prompt_numerics is not numerics, its prompt's is kept
- * beside its own. Window pages are DMK_WINDOW_RING for each ring and sequence at least. */
-uint32_t dmk_decode_rings(const struct dmk_engine_port *engine);
 
 /* Refuses bounds that can not work together, by name. Registers page memory with the transport. */
 int dmk_decode_core_new(const struct dmk_decode_conf *conf, struct dmk_decode_core **ret,

@@ -1,6 +1,6 @@
 /* The decode core's own structures, shared by its files and nobody else: core.c (doors), admit.c (from a
- * request to its pages), tickets.c (the receiver's news of them), sequence.c (a sequence's states), origin.c (what mixed pools keep of
- * a prompt), step.c (steps). */
+ * request to its pages), tickets.c (the receiver's news of them), sequence.c (a sequence's states), origin.c (what
+ * mixed pools keep of a prompt), step.c (steps). */
 #pragma once
 
 #include <stdatomic.h>
@@ -34,7 +34,7 @@ struct seq {
     uint32_t n_constrained; /* ids of the answer that its walk has seen */
     bool in_step;
     uint64_t
-        copied_in; /* number of the step that copies into its pages, though it may have no part in it */
+        copied_in; /* the step, by number, that copies into its pages; it may have no other part in it */
     bool has_ticket;                   /* the receiver knows it */
     bool quiet;                        /* on_freed came before on_failed */
     uint32_t ticket_first, ticket_end; /* blocks that the ticket names */
@@ -154,8 +154,6 @@ void dmk_decode_fork_ready(struct dmk_decode_core *core);
 struct seq *dmk_decode_victim(struct dmk_decode_core *core, uint32_t group);
 
 /* origin.c */
-/* Prompts of these requests can not be computed here. */
-bool dmk_decode_has_origin(const struct dmk_decode_core *core, const struct request *q);
 /* Whether the request can be admitted beside those that are there; true where pools are not mixed. */
 bool dmk_decode_origin_fits(const struct dmk_decode_core *core, uint32_t group,
                             const struct dmk_decode_request *r);
@@ -175,6 +173,28 @@ void dmk_decode_ticket_prepare(struct dmk_decode_core *core);
 
 /* tickets.c */
 struct dmk_receiver_events dmk_decode_receiver_events(struct dmk_decode_core *core);
+
+/* Whether the pages of a prompt come from elsewhere and can not be computed here. Scored prompts are. */
+static inline bool dmk_decode_needs_origin(const struct dmk_decode_core *core, uint32_t n_prompt,
+                                           bool scored)
+{
+    return core->mixed && !scored && n_prompt > 1;
+}
+
+static inline bool dmk_decode_has_origin(const struct dmk_decode_core *core,
+                                         const struct request *q)
+{
+    return dmk_decode_needs_origin(core, q->n_prompt, q->echo);
+}
+
+/* Copies of the step that is planned, from the first on, are of one group. */
+static inline void dmk_decode_copies_of(struct dmk_decode_step *step, uint32_t first,
+                                        uint32_t group)
+{
+    for (uint32_t c = first; c < step->n_copies; c++) {
+        step->copies[c].dp = group;
+    }
+}
 
 static inline void dmk_decode_emit(struct dmk_decode_core *core, const struct request *request,
                                    struct dmk_decode_event *event)

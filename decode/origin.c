@@ -20,16 +20,12 @@ static uint32_t pages_at_end(const struct dmk_decode_core *core, bool has_origin
     return dmk_kv_pages_for(n) - (has_origin ? (n_prompt - 1) / DMK_PAGE_TOKENS : 0);
 }
 
-bool dmk_decode_has_origin(const struct dmk_decode_core *core, const struct request *q)
-{
-    return core->mixed && !q->echo && q->n_prompt > 1;
-}
-
 bool dmk_decode_origin_fits(const struct dmk_decode_core *core, uint32_t group,
                             const struct dmk_decode_request *r)
 {
-    uint64_t origins = r->echo_logprobs ? 0 : dmk_kv_pages_for(r->n_prompt - 1);
-    uint32_t longest = pages_at_end(core, !r->echo_logprobs, r->n_prompt, r->max_tokens);
+    const bool needs_origin = dmk_decode_needs_origin(core, r->n_prompt, r->echo_logprobs);
+    uint64_t origins = needs_origin ? dmk_kv_pages_for(r->n_prompt - 1) : 0;
+    uint32_t longest = pages_at_end(core, needs_origin, r->n_prompt, r->max_tokens);
 
     if (!core->mixed) {
         return true;
@@ -79,9 +75,7 @@ void dmk_decode_origin_keep(struct dmk_decode_core *core, const struct seq *seq)
     r = dmk_kv_table_fork(&seq->table, &q->origin, pools, q->n_prompt - 1, q->n_prompt - 1,
                           step->copies, &step->n_copies);
     dmk_assert(r == 0);
-    for (uint32_t c = first_copy; c < step->n_copies; c++) {
-        step->copies[c].dp = q->group;
-    }
+    dmk_decode_copies_of(step, first_copy, q->group);
     q->origin_kept = true;
 }
 
@@ -114,9 +108,7 @@ bool dmk_decode_origin_resume(struct dmk_decode_core *core, struct seq *seq, uin
                           &step->n_copies) != 0) {
         return false;
     }
-    for (uint32_t c = first_copy; c < step->n_copies; c++) {
-        step->copies[c].dp = seq->group;
-    }
+    dmk_decode_copies_of(step, first_copy, seq->group);
     seq->copied_in = core->n_steps;
     seq->n_computed = n_prompt;
     return true;

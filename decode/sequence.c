@@ -259,9 +259,7 @@ static void fork_choice(struct dmk_decode_core *core, const struct seq *parent, 
                           (n_tokens / DMK_PAGE_TOKENS + n_spare) * DMK_PAGE_TOKENS, step->copies,
                           &step->n_copies);
     dmk_assert(r == 0);
-    for (uint32_t c = first_copy; c < step->n_copies; c++) {
-        step->copies[c].dp = child->group;
-    }
+    dmk_decode_copies_of(step, first_copy, child->group);
     child->copied_in = core->n_steps;
     child->n_computed = n_tokens;
     child->state = SEQ_RUNNING;

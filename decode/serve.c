@@ -212,12 +212,6 @@ static uint32_t block_list(void *ud, uint32_t inout_at[2], struct dmk_kv_prefix_
     return dmk_decode_block_list(s->core, inout_at, ret_events, cap);
 }
 
-/* Prompts come in other formats than this worker computes. */
-static bool is_mixed(const struct dmk_engine_port *engine)
-{
-    return strcmp(engine->prompt_numerics, engine->numerics) != 0;
-}
-
 static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
 {
     const struct serve *s = ud;
@@ -225,7 +219,7 @@ static void fill_hello(void *ud, Damask__V1__WorkerHello *hello)
     hello->max_sequences = s->options->max_sequences;
     hello->max_context = dmk_decode_max_context(s->core);
     hello->local_prefill_threshold =
-        is_mixed(dmk_worker_engine(s->worker)) ? 0 : s->local_prefill_below;
+        dmk_engine_port_is_mixed(dmk_worker_engine(s->worker)) ? 0 : s->local_prefill_below;
     hello->grammar_version = DMK_GRAMMAR_VERSION;
     hello->vocabulary_hi = dmk_decode_vocabulary_hash(s->core).hi;
     hello->vocabulary_lo = dmk_decode_vocabulary_hash(s->core).lo;
@@ -316,13 +310,6 @@ static int open_core(void *ud, struct dmk_worker *worker, struct dmk_error *rete
     int r;
 
     s->worker = worker;
-    if (is_mixed(engine) && (!conf.ops || s->local_prefill_below == DMK_DECODE_LOCAL_ALWAYS)) {
-        return dmk_error_set(reterr, -DMK_EINVAL,
-                             "prompts are to come as \"%s\" from prefill workers, but %s: without "
-                             "prompt-experts and prompt-dense this worker computes them itself",
-                             engine->prompt_numerics,
-                             conf.ops ? "local-prefill-below is max" : "xfer-transport is none");
-    }
     r = dmk_decode_core_new(&conf, &s->core, reterr);
     if (r == 0) {
         const struct dmk_msg_limits limits = {.vocab_size = engine->shape->vocab,

@@ -85,9 +85,7 @@ static bool grow(struct dmk_decode_core *core, struct seq *seq, uint32_t n_token
             return false;
         }
     }
-    for (uint32_t c = first_copy; c < step->n_copies; c++) {
-        step->copies[c].dp = seq->group;
-    }
+    dmk_decode_copies_of(step, first_copy, seq->group);
     return true;
 }
 

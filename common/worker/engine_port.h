@@ -2,6 +2,7 @@
  * tests and a simulator can put something smaller in its place. */
 #pragma once
 
+#include <string.h>
 #include "common/base/hash.h"
 #include "common/model/engine.h"
 #include "common/xfer/xfer.h"
@@ -42,6 +43,12 @@ struct dmk_engine_port {
     bool samples; /* steps take dmk_step.picks */
     void *engine;
 };
+
+/* Whether prompts come as pages of another id than the engine's own. */
+static inline bool dmk_engine_port_is_mixed(const struct dmk_engine_port *port)
+{
+    return strcmp(port->prompt_numerics, port->numerics) != 0;
+}
 
 /* Another engine than the one that the worker's options name. open runs on the engine's thread, and close
  * too, after a good open. */

@@ -242,7 +242,7 @@ static void on_engine_open(void *ud)
                  dmk_http_server_port(w->admin), w->incarnation, w->port.numerics,
                  w->xfer ? w->xfer_info.transport : "none", w->xfer_info.device,
                  w->xfer_info.address);
-    if (w->role->decode && strcmp(w->port.prompt_numerics, w->port.numerics) != 0) {
+    if (w->role->decode && dmk_engine_port_is_mixed(&w->port)) {
         dmk_log_info("worker=%s prompts come from prefill workers of numerics %s and are not "
                      "computed here",
                      w->id, w->port.prompt_numerics);

@@ -544,7 +544,7 @@ static void refusals(void **state)
     assert_non_null(strstr(error.text, "window-pages 11 is below 6"));
     conf.n_window_pages = 12;
     assert_int_equal(dmk_decode_core_new(&conf, &core, &error), -DMK_EINVAL);
-    assert_non_null(strstr(error.text, "prefill workers"));
+    assert_non_null(strstr(error.text, "prefill workers, but xfer-transport is none"));
     conf.engine.prompt_numerics = conf.engine.numerics;
     assert_int_equal(dmk_decode_core_new(&conf, &core, &error), 0);
     dmk_decode_core_free(&core);
