@@ -199,8 +199,12 @@ def open_files(pid):
 
 
 def resident_kib(pid):
+    """ProcessLookupError for one that has ended and whose status nobody has asked for yet: it has no memory any more."""
     with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+        for line in file:
+            if line.startswith("VmRSS"):
+                return int(line.split()[1])
+    raise ProcessLookupError(pid, "has ended")
 
 
 class Crowd:

@@ -1,13 +1,16 @@
 """64 clients for a minute, random lengths, some leave, some stop reading, workers are killed and come back."""
 
 import os
+import pathlib
 import random
+import subprocess
+import time
 
 import pytest
 
 from cluster import Cluster
 from conftest import pools_balance
-from crowd import Crowd, open_files, speck_model
+from crowd import Crowd, open_files, resident_kib, speck_model
 
 SECONDS = float(os.environ.get("DAMASK_CROWD_SECONDS", "60"))
 PATIENCE = ["--transfer-budget", "240s"]
@@ -54,3 +57,12 @@ def test_crowd(crowd_cluster, alone):
         rss = [found[p.name]["rss"] for at, found in report.samples if at > SECONDS / 2 and p.name in found]
         pages = 0 if p in c.routers else (1024 + 512) * 8 * 16
         assert max(rss) - rss[0] <= 16384 + pages, f"{p.name} grew from {rss[0]} to {max(rss)} KiB"
+
+
+def test_a_process_that_has_ended_is_not_sampled():
+    """It is still listed until somebody asks for its status, without memory."""
+    with subprocess.Popen(["true"]) as ended:
+        while "State:\tZ" not in pathlib.Path(f"/proc/{ended.pid}/status").read_text():
+            time.sleep(0.01)
+        with pytest.raises(ProcessLookupError):
+            resident_kib(ended.pid)
